@@ -1,0 +1,6 @@
+"""The channel engine: trace a network, tie its channels into units, cut units out."""
+
+from legr_cli.channels.surgery import apply
+from legr_cli.channels.units import Units, couple
+
+__all__ = ["Units", "apply", "couple"]

@@ -1,0 +1,134 @@
+"""One table: what each op does to channels.
+
+An op that is in no row has no rule: the channels it reads are pinned, never passed through.
+"""
+
+import operator
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from torchvision.ops import StochasticDepth
+
+
+class Kind(Enum):
+    """The few ways in which an op can treat channels."""
+
+    LAYER = "layer"  # reads channels, makes new ones
+    CHANNELWISE = "channelwise"  # has parameters of its own for each channel
+    GROUPWISE = "groupwise"  # mixes the channels of each group
+    ELEMENTWISE = "elementwise"  # ties its operands position by position
+    SHAPE = "shape"  # moves elements about: run on the ids themselves
+    SPATIAL = "spatial"  # mixes positions of one channel: (N, C, *space)
+    REDUCE = "reduce"  # takes dimensions away or works along them
+    UNKNOWN = "unknown"  # no rule: pinned
+
+
+CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
+
+_MODULES: dict[Kind, tuple[type[nn.Module], ...]] = {
+    Kind.LAYER: (nn.modules.conv._ConvNd, nn.Linear),
+    Kind.CHANNELWISE: (nn.modules.batchnorm._NormBase, nn.PReLU),
+    Kind.GROUPWISE: (nn.GroupNorm,),
+    Kind.ELEMENTWISE: (
+        *(nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardsigmoid),
+        *(nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Softplus, nn.Softsign),
+        *(nn.LogSigmoid, nn.Threshold, nn.Hardshrink, nn.Softshrink, nn.Tanhshrink, nn.RReLU),
+        *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity),
+        *(nn.FeatureAlphaDropout, StochasticDepth),
+    ),
+    Kind.SHAPE: (
+        *(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
+        *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d),
+    ),
+    Kind.SPATIAL: (
+        *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+        *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.LPPool1d),
+        *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.LPPool2d),
+        *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d),
+        nn.Upsample,
+    ),
+    Kind.REDUCE: (nn.Softmax, nn.LogSoftmax),
+}
+
+_FUNCTIONS: dict[Kind, tuple[Any, ...]] = {
+    Kind.LAYER: (*CONVOLUTIONS, F.linear),
+    Kind.ELEMENTWISE: (
+        *(F.relu, F.relu_, torch.relu, F.relu6, F.hardswish, F.silu, F.gelu, F.sigmoid, F.tanh),
+        *(torch.sigmoid, torch.tanh, F.hardsigmoid, F.hardtanh, F.leaky_relu, F.elu, F.selu),
+        *(F.celu, F.mish, F.softplus, F.softsign, F.logsigmoid, F.dropout, F.dropout2d),
+        *(operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul),
+        *(operator.truediv, operator.itruediv, operator.pow, operator.neg),
+        *(torch.add, torch.sub, torch.mul, torch.div, torch.true_divide, torch.pow, torch.neg),
+        *(torch.abs, torch.exp, torch.log, torch.sqrt, torch.rsqrt, torch.square, torch.clamp),
+        *(torch.minimum, torch.maximum, torch.clone),
+    ),
+    Kind.SHAPE: (
+        *(torch.cat, torch.concat, torch.concatenate, torch.stack, torch.chunk, torch.split),
+        *(torch.tensor_split, torch.unbind, torch.flatten, torch.unflatten, torch.reshape),
+        *(torch.permute, torch.transpose, torch.swapaxes, torch.movedim, torch.squeeze),
+        *(torch.unsqueeze, torch.narrow, torch.select, torch.flip, torch.roll, torch.tile),
+        *(torch.repeat_interleave, torch.broadcast_to, torch.index_select, torch.zeros),
+        *(torch.zeros_like, F.pad, F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle),
+        operator.getitem,
+    ),
+    Kind.SPATIAL: (
+        *(F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d),
+        *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
+        *(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, F.interpolate),
+    ),
+    Kind.REDUCE: (torch.mean, torch.sum, torch.amax, torch.amin, torch.softmax, F.softmax),
+}
+
+_METHODS: dict[Kind, tuple[str, ...]] = {
+    Kind.ELEMENTWISE: (
+        *("relu", "relu_", "sigmoid", "sigmoid_", "tanh", "add", "add_", "sub", "sub_", "mul"),
+        *("mul_", "div", "div_", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "square"),
+        *("clamp", "clamp_", "clone", "detach", "float", "half", "double", "to", "type_as"),
+    ),
+    Kind.SHAPE: (
+        *("view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "squeeze"),
+        *("unsqueeze", "contiguous", "expand", "expand_as", "repeat", "repeat_interleave", "chunk"),
+        *("split", "tensor_split", "unbind", "narrow", "select", "flip", "roll", "tile", "movedim"),
+        *("index_select", "view_as", "reshape_as", "new_zeros"),
+    ),
+    Kind.REDUCE: ("mean", "sum", "amax", "amin", "softmax", "log_softmax"),
+}
+
+_KIND_OF_FUNCTION = {function: kind for kind, row in _FUNCTIONS.items() for function in row}
+_KIND_OF_METHOD = {name: kind for kind, row in _METHODS.items() for name in row}
+RESHAPES = {"view", "reshape", "flatten", "unflatten", torch.flatten, torch.reshape, torch.unflatten}
+RESHAPE_MODULES = (nn.Flatten, nn.Unflatten)
+
+
+def kind_of(node: fx.Node, modules: dict[str, nn.Module]) -> Kind:
+    """The kind of a call node; `Kind.UNKNOWN` when the table has no row for it."""
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        rows = (kind for kind, types in _MODULES.items() if isinstance(module, types))
+        return next(rows, Kind.UNKNOWN)
+    table = _KIND_OF_FUNCTION if node.op == "call_function" else _KIND_OF_METHOD
+    kind = table.get(node.target, Kind.UNKNOWN)  # type: ignore[call-overload]
+    return Kind.UNKNOWN if _pads_with_a_value(node) else kind
+
+
+def _pads_with_a_value(node: fx.Node) -> bool:
+    """Padding by anything but zeros has no rule (reflection and others: use the modules)."""
+    if node.target is not F.pad:
+        return False
+    mode = node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")
+    value = node.args[3] if len(node.args) > 3 else node.kwargs.get("value")
+    return mode != "constant" or value not in (None, 0, 0.0)
+
+
+def describe(node: fx.Node, modules: dict[str, nn.Module]) -> str:
+    """How an op is named to the user: `LayerNorm (features.1.norm)`, `matmul (in blocks.0.attn)`."""
+    if node.op == "call_module":
+        return f"{type(modules[str(node.target)]).__name__} ({node.target})"
+    if node.op in ("placeholder", "output"):
+        return f"the network's {'input' if node.op == 'placeholder' else 'output'}"
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
+    owners = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    return f"{name} (in {owners[-1]})" if owners and owners[-1] else str(name)

@@ -1,0 +1,138 @@
+"""Which dimension of which tensor of a module follows its output or input channels."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.PReLU)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The dimensions of a tensor that follow the module's output and input channels."""
+
+    out: int | None = None
+    into: int | None = None
+
+
+def width_out(module: nn.Module) -> int:
+    """How many channels the module writes."""
+    for name in ("out_channels", "out_features", "num_features", "num_channels", "num_parameters"):
+        if hasattr(module, name):
+            return int(getattr(module, name))
+    raise TypeError(type(module))
+
+
+def groups_of(module: nn.Module) -> int:
+    """How many independent groups of channels the module works on."""
+    return int(getattr(module, "groups", 1))
+
+
+def axes_of(module: nn.Module) -> dict[str, Axes]:
+    """For each parameter and buffer the dimensions that shrink when channels go."""
+    found = {}
+    tensors = {**module._parameters, **module._buffers}
+    transposed = getattr(module, "transposed", False)
+    for name, tensor in tensors.items():
+        if tensor is None or tensor.ndim == 0:
+            continue
+        if name == "weight" and not isinstance(module, _NORMS):
+            into = 0 if transposed else 1
+            found[name] = Axes(1 if transposed else 0, into if groups_of(module) == 1 else None)
+        elif tensor.shape[0] == width_out(module):
+            found[name] = Axes(0)
+    return found
+
+
+def sliced(module: nn.Module, out: torch.Tensor, into: torch.Tensor) -> nn.Module:
+    """A copy of `module` with only the output and input channels in `out` and `into`."""
+    smaller = copy.copy(module)
+    axes = axes_of(module)
+    for drawer in ("_parameters", "_buffers"):
+        kept = {}
+        for name, tensor in getattr(module, drawer).items():
+            if tensor is None:
+                kept[name] = None
+                continue
+            new = take(tensor.detach(), axes.get(name, Axes()), out, into)
+            kept[name] = (
+                nn.Parameter(new, tensor.requires_grad) if drawer == "_parameters" else new
+            )
+        smaller.__dict__[drawer] = kept
+    smaller.__dict__["_modules"] = {n: copy.deepcopy(m) for n, m in module._modules.items()}
+    _set_widths(smaller, module, len(out), len(into))
+    return smaller
+
+
+def take(
+    tensor: torch.Tensor, axes: Axes, out: torch.Tensor, into: torch.Tensor
+) -> torch.Tensor:
+    """A copy of `tensor` with only these output and input channels."""
+    if axes.out is not None:
+        tensor = tensor.index_select(axes.out, out.to(tensor.device))
+    if axes.into is not None:
+        tensor = tensor.index_select(axes.into, into.to(tensor.device))
+    return tensor.clone() if axes == Axes() else tensor
+
+
+def _set_widths(smaller: nn.Module, module: nn.Module, out: int, into: int) -> None:
+    """Make the module's own notes of its widths true again."""
+    for name in ("out_channels", "out_features", "num_features", "num_channels", "num_parameters"):
+        if hasattr(module, name) and width_out(module) > 1:
+            setattr(smaller, name, out)
+    for name in ("in_channels", "in_features"):
+        if hasattr(module, name):
+            setattr(smaller, name, into)
+    for name in ("groups", "num_groups"):
+        if getattr(module, name, 1) > 1:
+            setattr(smaller, name, int(getattr(module, name)) * out // width_out(module))
+
+
+def obeys(module: nn.Module, shape: torch.Size) -> bool:
+    """Whether a subclass with a `forward` of its own still treats channels as its base does.
+
+    Half of its groups are cut out of it; on an input in which those channels are silent, both
+    must agree. Weight standardisation, for one, does not pass: it looks at a filter as a whole.
+    """
+    if type(module).__module__.startswith("torch.nn"):
+        return True
+    tensors = [*module.parameters(), *module.buffers()]
+    if tensors and tensors[0].is_meta:
+        return False
+    dim = 1 if not isinstance(module, nn.Linear) else len(shape) - 1
+    generator = torch.Generator().manual_seed(0)
+    like = tensors[0] if tensors and tensors[0].is_floating_point() else torch.zeros(1)
+    x = torch.randn(shape, generator=generator).to(like)
+    groups = _free_groups(module)
+    chosen = torch.randperm(groups, generator=generator)[: max(1, groups // 2)].sort().values
+    into = _members(chosen, shape[dim], groups if groups_of(module) > 1 else shape[dim])
+    if groups_of(module) == 1 and not isinstance(module, _NORMS):
+        half = torch.randperm(shape[dim], generator=generator)[: max(1, shape[dim] // 2)]
+        into = half.sort().values
+    elif isinstance(module, _NORMS):
+        into = _members(chosen, shape[dim], groups)
+    out = _members(chosen, width_out(module), groups)
+    silent = torch.zeros(shape[dim]).index_fill(0, into, 1.0).to(like)
+    masked = x * silent.reshape([-1 if d == dim else 1 for d in range(len(shape))])
+    try:
+        with torch.no_grad():
+            whole = module(masked).index_select(dim, out.to(x.device))
+            part = sliced(module, out, into)(masked.index_select(dim, into.to(x.device)))
+    except (RuntimeError, ValueError, AttributeError, TypeError):
+        return False
+    return whole.shape == part.shape and torch.allclose(whole, part, rtol=1e-3, atol=1e-4)
+
+
+def _free_groups(module: nn.Module) -> int:
+    """How many parts of the module's output can go independently of each other."""
+    for name in ("groups", "num_groups"):
+        if getattr(module, name, 1) > 1:
+            return int(getattr(module, name))
+    return width_out(module)
+
+
+def _members(groups: torch.Tensor, width: int, count: int) -> torch.Tensor:
+    """The channels, of `width` in all, that belong to these of `count` groups."""
+    return torch.arange(width).reshape(count, -1)[groups].flatten()

@@ -1,0 +1,136 @@
+"""Cut units out of a network: a new, smaller `GraphModule` with the old parameter names."""
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from legr_cli.channels.rewrite import Gather, Reshape, play
+from legr_cli.channels.slicing import Axes, sliced, take
+from legr_cli.channels.units import Kept, Units, index
+
+
+def apply(units: Units, kept: Kept) -> fx.GraphModule:
+    """The network with only the kept units; the dense network is not touched."""
+    stage = play(units, kept)
+    assert not stage.trouble, f"no way to cut: {stage.trouble[0][1]}"
+    root = nn.Module()
+    graph = fx.Graph()
+    flow = units.flow
+    _copy_tensors(units, kept, root)
+    copied: dict[fx.Node, fx.Node] = {}
+    for node in flow.traced.graph.nodes:
+        rewrite = stage.rewrites.get(node)
+        if rewrite is None:
+            copied[node] = graph.node_copy(node, lambda n: copied[n])
+        elif isinstance(rewrite, Reshape):
+            source = copied[node.all_input_nodes[0]]
+            copied[node] = graph.call_method("reshape", (source, *rewrite.sizes))
+        else:
+            copied[node] = _emit_gather(graph, root, rewrite, copied, node.name)
+    smaller = fx.GraphModule(root, graph, type(flow.traced).__name__)
+    smaller.graph.eliminate_dead_code()
+    smaller.recompile()
+    return smaller.eval()
+
+
+def _copy_tensors(units: Units, kept: Kept, root: nn.Module) -> None:
+    """Give `root` a copy of every module and tensor that the graph uses, cut to size."""
+    flow = units.flow
+    everything = torch.arange(0)
+    for node in flow.traced.graph.nodes:
+        name = str(node.target)
+        if node.op == "call_module" and not _has(root, name):
+            module = flow.traced.get_submodule(name)
+            if name in flow.layers:
+                layer = flow.layers[name]
+                out, into = (index(units.keeps(kept, ids)) for ids in (layer.out, layer.into))
+                _put(root, name, sliced(module, out, into))
+            elif name in flow.channelwise:
+                ids = index(units.keeps(kept, flow.channelwise[name]))
+                _put(root, name, sliced(module, ids, ids))
+            else:
+                _put(root, name, copy.deepcopy(module))
+        elif node.op == "get_attr" and not _has(root, name):
+            _put(root, name, _tensor(units, kept, node, everything))
+
+
+def _tensor(units: Units, kept: Kept, node: fx.Node, everything: torch.Tensor) -> Any:
+    """A parameter or buffer that the graph reads by itself, cut to size."""
+    flow, name = units.flow, str(node.target)
+    value: Any = flow.traced
+    for part in name.split("."):
+        value = getattr(value, part)
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value)
+    new = value.detach().clone()
+    for layer in flow.layers.values():
+        out, into = (index(units.keeps(kept, ids)) for ids in (layer.out, layer.into))
+        if layer.name == name:
+            new = take(new, layer.axes, out, into)
+        elif layer.bias == name:
+            new = take(new, Axes(0), out, everything)
+    if name in flow.channelwise:
+        stays = torch.from_numpy(units.keeps(kept, flow.channelwise[name]))
+        for dim in range(new.ndim):
+            line = stays.movedim(dim, 0).flatten(1).any(1).nonzero().flatten()
+            new = new.index_select(dim, line.to(new.device))
+            stays = stays.index_select(dim, line)
+    return nn.Parameter(new, value.requires_grad) if isinstance(value, nn.Parameter) else new
+
+
+def _has(root: nn.Module, name: str) -> bool:
+    """Whether `root` has something at this dotted name."""
+    value: Any = root
+    for part in name.split("."):
+        if not hasattr(value, part):
+            return False
+        value = getattr(value, part)
+    return True
+
+
+def _put(root: nn.Module, name: str, value: Any, persistent: bool = True) -> None:
+    """Set a dotted name, making the modules on the way."""
+    *path, last = name.split(".")
+    for part in path:
+        if not hasattr(root, part):
+            root.add_module(part, nn.Module())
+        root = getattr(root, part)
+    if isinstance(value, nn.Module):
+        root.add_module(last, value)
+    elif isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+        root.register_buffer(last, value, persistent=persistent)
+    else:
+        setattr(root, last, value)
+
+
+def _emit_gather(
+    graph: fx.Graph, root: nn.Module, gather: Gather, copied: dict[fx.Node, fx.Node], name: str
+) -> fx.Node:
+    """Write a choice of channels as plainly as can be: nothing, a slice, padding, or an index."""
+    sources = [copied[source] for source in gather.sources]
+    value = sources[0]
+    if len(sources) > 1:
+        value = graph.call_function(torch.cat, (sources, gather.dim))
+    picks, zero = list(gather.picks), gather.width
+    inside = [i for i, pick in enumerate(picks) if pick != zero] or [0]
+    before, after = inside[0], len(picks) - 1 - inside[-1]
+    inner = picks[before : len(picks) - after]
+    if zero in inner:  # zeros in the middle: a channel of zeros at the end, to point to
+        value = _pad(graph, value, gather, 0, 1)
+    if inner == list(range(inner[0], inner[0] + len(inner))):
+        if len(inner) < gather.width:
+            value = graph.call_function(torch.narrow, (value, gather.dim, inner[0], len(inner)))
+    else:
+        buffer = f"_picks_{name}"
+        _put(root, buffer, torch.tensor(inner), persistent=False)
+        value = graph.call_function(torch.index_select, (value, gather.dim, graph.get_attr(buffer)))
+    return _pad(graph, value, gather, before, after) if before or after else value
+
+
+def _pad(graph: fx.Graph, value: fx.Node, gather: Gather, before: int, after: int) -> fx.Node:
+    """Zeros before and after the channels."""
+    amounts = [0, 0] * (gather.ndim - 1 - gather.dim) + [before, after]
+    return graph.call_function(F.pad, (value, amounts))

@@ -1,0 +1,117 @@
+"""Units: the channels of a network that must live or die together."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from legr_cli.channels.flow import Flow, Ids, components, narrowed, push, tensors
+from legr_cli.channels.trace import trace
+from legr_cli.errors import ModelError
+
+Kept = np.ndarray  # a bool for each unit
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Channels of a layer that stay, and the op that holds them."""
+
+    layer: str
+    channels: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Units:
+    """A traced network and its units.
+
+    `of_id[i]` is the unit of channel id `i`, or -1 where nothing can be removed. Of each of
+    `lines` at least one unit stays, so that no tensor vanishes.
+    """
+
+    flow: Flow
+    of_id: np.ndarray
+    count: int
+    pins: tuple[Pin, ...]
+    lines: tuple[np.ndarray, ...]
+    input_shape: tuple[int, ...]
+
+    def of(self, ids: Ids) -> np.ndarray:
+        """The unit of each of these ids; -1 for those that always stay."""
+        return self.of_id[ids.numpy()]
+
+    def keeps(self, kept: Kept, ids: Ids) -> np.ndarray:
+        """Whether each of these ids stays under a plan."""
+        return np.append(kept, True)[self.of(ids)]
+
+
+def couple(model: nn.Module, input_shape: tuple[int, ...]) -> Units:
+    """Trace `model` and tie its channels into units; `model` is left as it was."""
+    from legr_cli.channels.rewrite import rehearse
+
+    flow = push(trace(model), input_shape)
+    while True:
+        units = _units(flow, input_shape)
+        trouble = rehearse(units)
+        if not trouble:
+            break
+        for value, reason in trouble:
+            flow.pin(value, reason)
+    if units.count == 0:
+        reasons = sorted({pin.reason for pin in units.pins})
+        raise ModelError(
+            "no channel of this network can be removed: all are pinned by " + "; ".join(reasons[:3])
+        )
+    return units
+
+
+def _units(flow: Flow, input_shape: tuple[int, ...]) -> Units:
+    """Number the classes of tied ids that hold filters and no pinned channel."""
+    label = components(flow.ids, flow.ties)
+    reason_of: dict[int, str] = {}
+    for ids, reason in flow.pins:
+        for root in np.unique(label[ids.numpy()]):
+            reason_of.setdefault(int(root), reason)
+    pinned = np.zeros(flow.ids, bool)
+    pinned[list(reason_of)] = True
+    roots = [label[layer.out.numpy()] for layer in flow.layers.values()]
+    free = np.unique(np.concatenate([r[~pinned[r]] for r in roots])) if roots else np.array([], int)
+    of_root = np.full(flow.ids, -1)
+    of_root[free] = np.arange(len(free))
+    pins = [
+        Pin(name, int(count), reason_of[int(root)])
+        for name, r in zip(flow.layers, roots, strict=True)
+        for root, count in _by_reason(r[pinned[r]], reason_of)
+    ]
+    of_id = of_root[label]
+    return Units(flow, of_id, len(free), tuple(pins), _lines(flow, of_id), tuple(input_shape))
+
+
+def _lines(flow: Flow, of_id: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The units of every tensor that has no other channels."""
+    found: dict[bytes, np.ndarray] = {}
+    for node, twin in flow.twins.items():
+        if node.op == "output" or not flow.has_twin(node):
+            continue
+        for tensor in tensors(twin):
+            line = np.unique(of_id[narrowed(tensor).numpy()])
+            if line.size and line[0] >= 0:
+                found[line.tobytes()] = line
+    return tuple(found.values())
+
+
+def _by_reason(roots: np.ndarray, reason_of: dict[int, str]) -> list[tuple[int, int]]:
+    """For each reason one of its roots and how many channels it holds."""
+    first: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for root in roots.tolist():
+        reason = reason_of[root]
+        first.setdefault(reason, root)
+        counts[reason] = counts.get(reason, 0) + 1
+    return [(first[reason], counts[reason]) for reason in first]
+
+
+def index(kept: np.ndarray) -> torch.Tensor:
+    """The positions that are kept, as an index for tensors."""
+    return torch.from_numpy(np.flatnonzero(kept))

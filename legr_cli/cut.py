@@ -1,0 +1,149 @@
+"""The budget cut: which units stay at a target, by the ranking.
+
+Units are kept in **blocks** of one group (one unit, or as many as the alignment asks for). Blocks
+are ranked by their middle unit: a group's count rounds to the nearest whole block. From the top
+of the ranking blocks are kept as long as the budget holds; what is left of it goes to the best
+of the cheaper blocks below. Plans are made level by level (90 %, 80 %, …), each from the blocks
+of the one above, so they nest.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from legr_cli.channels.units import Kept, Units
+from legr_cli.cost import Bill, Cost
+from legr_cli.errors import BudgetError, SettingError
+
+LEVELS = 10  # plans nest across every tenth
+ENOUGH = 0.001  # a share of the dense cost that is not worth filling
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Keep channels in multiples of `block`; narrow groups by the rule of `narrow` if set."""
+
+    block: int = 1
+    narrow: bool = False
+
+    def units(self, channels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Units in a block of each group, whose units stand for `channels` channels each."""
+        block = np.full(len(sizes), self.block)
+        if self.narrow:
+            while (wide := (block > 1) & (channels * sizes < 4 * block)).any():
+                block[wide] //= 2
+        return np.minimum(block // np.gcd(block, channels), sizes)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """All blocks, best first, and how many of each group are protected."""
+
+    group: np.ndarray  # of each block
+    size: np.ndarray  # units in it
+    step: np.ndarray  # units in a whole block of each group
+    all: np.ndarray  # blocks in each group
+    protected: np.ndarray  # blocks of each group that always stay
+    ranked: tuple[np.ndarray, ...]  # the units of each group, best first
+    place: np.ndarray  # of each block within its group
+
+    def units(self, blocks: np.ndarray, cost: Cost) -> np.ndarray:
+        """Units of each group in this many of its blocks."""
+        return np.minimum(blocks * self.step, cost.sizes)
+
+    def kept(self, blocks: np.ndarray, cost: Cost) -> Kept:
+        """The plan that keeps this many blocks of each group."""
+        kept = np.zeros(len(cost.group_of), bool)
+        for ranked, count in zip(self.ranked, self.units(blocks, cost), strict=True):
+            kept[ranked[:count]] = True
+        return kept
+
+
+def arrange(
+    units: Units, cost: Cost, importance: np.ndarray, min_keep: float, alignment: Alignment
+) -> Blocks:
+    """Sort units into blocks and protect the best ⌈min_keep·n⌉ units of every layer."""
+    order = np.argsort(-importance, kind="stable")
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
+    by_group = order[np.argsort(cost.group_of[order], kind="stable")]
+    ranked = tuple(np.split(by_group, np.cumsum(cost.sizes)[:-1]))
+    step = alignment.units(cost.channels, cost.sizes)
+    least = np.zeros(len(cost.sizes), int)
+    for line, share in _lines(units, min_keep):
+        best = line[np.argsort(position[line])][: max(1, int(np.ceil(share * len(line) - 1e-9)))]
+        least = np.maximum(least, np.bincount(cost.group_of[best], minlength=len(least)))
+    all_blocks = -(-cost.sizes // step)
+    group = np.repeat(np.arange(len(step)), all_blocks)
+    place = np.arange(len(group)) - np.repeat(np.cumsum(all_blocks) - all_blocks, all_blocks)
+    size = np.minimum(step[group], cost.sizes[group] - place * step[group])
+    start = np.cumsum(cost.sizes) - cost.sizes
+    middle = position[by_group[start[group] + place * step[group] + size // 2]]
+    sort = np.argsort(middle, kind="stable")
+    protected = -(-least // step)
+    return Blocks(group[sort], size[sort], step, all_blocks, protected, ranked, place[sort])
+
+
+def _lines(units: Units, min_keep: float) -> list[tuple[np.ndarray, float]]:
+    """The units of every layer with the share to protect, and of every tensor with none."""
+    layers = [np.unique(units.of(layer.out)) for layer in units.flow.layers.values()]
+    own = [(line[line >= 0], min_keep) for line in layers if (line >= 0).any()]
+    return own + [(line, 0.0) for line in units.lines]
+
+
+def cut(
+    cost: Cost, blocks: Blocks, bill: Bill, share: float, what: str = "FLOPs"
+) -> np.ndarray:
+    """The blocks of each group to keep for at most `share` of the dense cost."""
+    if not 0 < share <= 1:
+        raise SettingError(f"a target must be over 0 and at most 1, got {share}")
+    dense = cost.of(bill, cost.sizes)
+    lowest = cost.of(bill, blocks.units(blocks.protected, cost))
+    if lowest > share * dense:
+        floor = np.ceil(lowest / dense * 1000) / 1000
+        raise BudgetError(
+            f"{share:g} of the {what} cannot be reached: the lowest is {floor:g}; "
+            "ask for that or more, or lower --min-keep or --align"
+        )
+    above = blocks.all
+    for level in range(LEVELS - 1, -1, -1):
+        at = level / LEVELS
+        if share >= at + 1e-9:  # between two levels
+            below = blocks.protected
+            if at * dense >= lowest:
+                below = _take(cost, blocks, bill, blocks.protected, above, at * dense, dense)
+            return _take(cost, blocks, bill, below, above, share * dense, dense)
+        above = _take(cost, blocks, bill, blocks.protected, above, at * dense, dense)
+        if share >= at - 1e-9:
+            return above
+    raise AssertionError("unreachable")
+
+
+def _take(
+    cost: Cost,
+    blocks: Blocks,
+    bill: Bill,
+    core: np.ndarray,
+    limit: np.ndarray,
+    budget: float,
+    dense: float,
+) -> np.ndarray:
+    """Add to `core`, up to `limit`, the best blocks that fit, then the best of the cheaper ones."""
+    have, limit = core.copy(), limit.copy()
+    budget = budget * (1 + 1e-12)
+    while True:
+        free = (blocks.place >= have[blocks.group]) & (blocks.place < limit[blocks.group])
+        queue = blocks.group[free]
+        low, high = 0, len(queue)  # the longest prefix that fits
+        while low < high:
+            middle = (low + high + 1) // 2
+            trial = have + np.bincount(queue[:middle], minlength=len(have))
+            fits = cost.of(bill, blocks.units(trial, cost)) <= budget
+            low, high = (middle, high) if fits else (low, middle - 1)
+        have = have + np.bincount(queue[:low], minlength=len(have))
+        units = blocks.units(have, cost)
+        slack = budget - cost.of(bill, units)
+        if low == len(queue) or slack <= ENOUGH * dense:
+            return have
+        step = np.minimum(blocks.step, cost.sizes - units)
+        limit = np.where(cost.one_more(bill, units, step) <= slack, limit, have)

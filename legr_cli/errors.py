@@ -1,0 +1,38 @@
+"""Every error that legr raises on purpose.
+
+LegrError
+├── SettingError      an option's value makes no sense
+├── ModelError        no such architecture, or it cannot be built or traced
+├── CheckpointError   a weights file is missing, unsafe, damaged or of another network
+├── RankingError      a ranking.json is damaged or of another network
+├── BudgetError       no plan meets the target
+└── OutputError       a result cannot be written
+"""
+
+
+class LegrError(Exception):
+    """An error with one line for the user: what, where, and what to do next."""
+
+
+class SettingError(LegrError):
+    """An option's value makes no sense."""
+
+
+class ModelError(LegrError):
+    """The architecture is unknown, or cannot be built, run or traced."""
+
+
+class CheckpointError(LegrError):
+    """The weights cannot be read, are not trusted, or do not fit the network."""
+
+
+class RankingError(LegrError):
+    """The ranking cannot be read or belongs to another network."""
+
+
+class BudgetError(LegrError):
+    """No plan meets the target."""
+
+
+class OutputError(LegrError):
+    """A result cannot be written."""

@@ -1,0 +1,141 @@
+"""The ranking: (α, κ) for each layer, the importance that follows, and ranking.json."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from legr_cli.channels.units import Units
+from legr_cli.errors import RankingError
+
+FORMAT, VERSION = "legr-ranking", 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layer's scale α and shift κ."""
+
+    name: str
+    filters: int
+    alpha: float = 1.0
+    kappa: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """One row for each layer that has filters to rank, and all that is known of its making."""
+
+    rows: tuple[Row, ...]
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The filters that can be ranked: layer, unit and squared norm of each."""
+
+    names: tuple[str, ...]
+    layer: np.ndarray
+    unit: np.ndarray
+    norm2: np.ndarray
+    units: int
+
+
+def filters(units: Units) -> Filters:
+    """‖Θᵢ‖₂² of every filter that belongs to a unit."""
+    names, layer, unit, norm2 = [], [], [], []
+    for found in units.flow.layers.values():
+        of = units.of(found.out)
+        free = of >= 0
+        if not free.any():
+            continue
+        weight = found.weight.detach().movedim(found.axes.out or 0, 0).flatten(1)
+        squares = weight.double().square().sum(1).cpu().numpy()
+        layer.append(np.full(int(free.sum()), len(names)))
+        names.append(found.name)
+        unit.append(of[free])
+        norm2.append(squares[free])
+    return Filters(
+        tuple(names), np.concatenate(layer), np.concatenate(unit), np.concatenate(norm2), units.count
+    )
+
+
+def identity(known: Filters) -> Ranking:
+    """α = 1, κ = 0: plain squared norms, nothing learned."""
+    counts = np.bincount(known.layer, minlength=len(known.names))
+    return Ranking(tuple(Row(n, int(c)) for n, c in zip(known.names, counts, strict=True)))
+
+
+def importance(known: Filters, ranking: Ranking) -> np.ndarray:
+    """Of each unit: Σ over its filters of α·‖Θᵢ‖₂² + κ (paper, eq. 1)."""
+    alpha = np.array([row.alpha for row in ranking.rows])
+    kappa = np.array([row.kappa for row in ranking.rows])
+    score = alpha[known.layer] * known.norm2 + kappa[known.layer]
+    return np.bincount(known.unit, score, minlength=known.units)
+
+
+def read_ranking(path: Path, known: Filters) -> Ranking:
+    """Read ranking.json strictly: it must have exactly this network's layers, in finite numbers."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RankingError(f"{path} does not exist; `legr learn` writes a ranking") from None
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise RankingError(f"{path} is no readable JSON: {_first_line(error)}") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise RankingError(f'{path} is no ranking: it has no "format": "{FORMAT}"')
+    if data.get("version") != VERSION:
+        raise RankingError(
+            f"{path} is a ranking of version {data.get('version')!r}; this legr reads {VERSION}"
+        )
+    if not isinstance(data.get("layers"), list):
+        raise RankingError(f'{path} has no list of "layers"')
+    rows = {}
+    for entry in data["layers"]:
+        row = _row(path, entry)
+        if row.name in rows:
+            raise RankingError(f"{path} has two rows for layer '{row.name}'")
+        rows[row.name] = row
+    notes = {key: value for key, value in data.items() if key != "layers"}
+    return Ranking(_matched(path, rows, identity(known), notes.get("arch")), notes)
+
+
+def _row(path: Path, entry: Any) -> Row:
+    """One entry of "layers", checked."""
+    try:
+        name, count = entry["name"], entry["filters"]
+        alpha, kappa = entry["alpha"], entry["kappa"]
+    except (TypeError, KeyError):
+        raise RankingError(f"{path}: a row needs name, filters, alpha and kappa: {entry}") from None
+    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (alpha, kappa))
+    if not isinstance(name, str) or not isinstance(count, int) or not numbers:
+        raise RankingError(f"{path}: a row has values of the wrong type: {entry}")
+    if not (math.isfinite(alpha) and math.isfinite(kappa)):
+        raise RankingError(f"{path}: layer '{name}' has alpha {alpha}, kappa {kappa}: not finite")
+    return Row(name, count, float(alpha), float(kappa))
+
+
+def _matched(path: Path, rows: dict[str, Row], wanted: Ranking, arch: Any) -> tuple[Row, ...]:
+    """The rows in this network's order; every layer once and of the right size."""
+    hint = f": it was learned on {arch}" if isinstance(arch, str) else ""
+    for row in wanted.rows:
+        if row.name not in rows:
+            raise RankingError(
+                f"{path} has no row for layer '{row.name}' ({row.filters} filters){hint}"
+            )
+        if rows[row.name].filters != row.filters:
+            raise RankingError(
+                f"{path} has {rows[row.name].filters} filters for layer '{row.name}', "
+                f"this network has {row.filters}{hint}"
+            )
+    strange = sorted(set(rows) - {row.name for row in wanted.rows})
+    if strange:
+        raise RankingError(f"{path} has a row for '{strange[0]}', which this network has not{hint}")
+    return tuple(rows[row.name] for row in wanted.rows)
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
