@@ -13,26 +13,11 @@ import numpy as np
 
 from legr_cli.channels.units import Kept, Units
 from legr_cli.cost import Bill, Cost
-from legr_cli.errors import BudgetError, SettingError
+from legr_cli.errors import BudgetError
+from legr_cli.settings import Align
 
 LEVELS = 10  # plans nest across every tenth
 ENOUGH = 0.001  # a share of the dense cost that is not worth filling
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """Keep channels in multiples of `block`; narrow groups by the rule of `narrow` if set."""
-
-    block: int = 1
-    narrow: bool = False
-
-    def units(self, channels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """Units in a block of each group, whose units stand for `channels` channels each."""
-        block = np.full(len(sizes), self.block)
-        if self.narrow:
-            while (wide := (block > 1) & (channels * sizes < 4 * block)).any():
-                block[wide] //= 2
-        return np.minimum(block // np.gcd(block, channels), sizes)
 
 
 @dataclass(frozen=True)
@@ -60,7 +45,7 @@ class Blocks:
 
 
 def arrange(
-    units: Units, cost: Cost, importance: np.ndarray, min_keep: float, alignment: Alignment
+    units: Units, cost: Cost, importance: np.ndarray, min_keep: float, align: Align
 ) -> Blocks:
     """Sort units into blocks and protect the best ⌈min_keep·n⌉ units of every layer."""
     order = np.argsort(-importance, kind="stable")
@@ -68,7 +53,7 @@ def arrange(
     position[order] = np.arange(len(order))
     by_group = order[np.argsort(cost.group_of[order], kind="stable")]
     ranked = tuple(np.split(by_group, np.cumsum(cost.sizes)[:-1]))
-    step = alignment.units(cost.channels, cost.sizes)
+    step = np.minimum(align.blocks(cost.channels * cost.sizes, cost.channels), cost.sizes)
     least = np.zeros(len(cost.sizes), int)
     for line, share in _lines(units, min_keep):
         best = line[np.argsort(position[line])][: max(1, int(np.ceil(share * len(line) - 1e-9)))]
@@ -95,14 +80,12 @@ def cut(
     cost: Cost, blocks: Blocks, bill: Bill, share: float, what: str = "FLOPs"
 ) -> np.ndarray:
     """The blocks of each group to keep for at most `share` of the dense cost."""
-    if not 0 < share <= 1:
-        raise SettingError(f"a target must be over 0 and at most 1, got {share}")
     dense = cost.of(bill, cost.sizes)
     lowest = cost.of(bill, blocks.units(blocks.protected, cost))
     if lowest > share * dense:
-        floor = np.ceil(lowest / dense * 1000) / 1000
         raise BudgetError(
-            f"{share:g} of the {what} cannot be reached: the lowest is {floor:g}; "
+            f"{share:g} of the {what} cannot be reached: the lowest is "
+            f"{floor(cost, blocks, bill):g}; "
             "ask for that or more, or lower --min-keep or --align"
         )
     above = blocks.all
@@ -117,6 +100,12 @@ def cut(
         if share >= at - 1e-9:
             return above
     raise AssertionError("unreachable")
+
+
+def floor(cost: Cost, blocks: Blocks, bill: Bill) -> float:
+    """The lowest share that can be asked for, in thousandths."""
+    share = cost.of(bill, blocks.units(blocks.protected, cost)) / cost.of(bill, cost.sizes)
+    return float(np.ceil(share * 1000) / 1000)
 
 
 def _take(

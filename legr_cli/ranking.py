@@ -1,5 +1,6 @@
 """The ranking: (α, κ) for each layer, the importance that follows, and ranking.json."""
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from legr_cli.channels.units import Units
-from legr_cli.errors import RankingError
+from legr_cli.errors import CheckpointError, RankingError
 
 FORMAT, VERSION = "legr-ranking", 1
 
@@ -53,6 +54,8 @@ def filters(units: Units) -> Filters:
             continue
         weight = found.weight.detach().movedim(found.axes.out or 0, 0).flatten(1)
         squares = weight.double().square().sum(1).cpu().numpy()
+        if not np.isfinite(squares).all():
+            raise CheckpointError(f"layer '{found.name}' has weights that are not finite")
         layer.append(np.full(int(free.sum()), len(names)))
         names.append(found.name)
         unit.append(of[free])
@@ -79,7 +82,8 @@ def importance(known: Filters, ranking: Ranking) -> np.ndarray:
 def read_ranking(path: Path, known: Filters) -> Ranking:
     """Read ranking.json strictly: it must have exactly this network's layers, in finite numbers."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        raw = path.read_bytes()
+        data = json.loads(raw)
     except FileNotFoundError:
         raise RankingError(f"{path} does not exist; `legr learn` writes a ranking") from None
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
@@ -99,6 +103,7 @@ def read_ranking(path: Path, known: Filters) -> Ranking:
             raise RankingError(f"{path} has two rows for layer '{row.name}'")
         rows[row.name] = row
     notes = {key: value for key, value in data.items() if key != "layers"}
+    notes["file_sha256"] = hashlib.sha256(raw).hexdigest()
     return Ranking(_matched(path, rows, identity(known), notes.get("arch")), notes)
 
 

@@ -1,0 +1,66 @@
+"""The `legr` command. Nothing heavy is imported before a command runs."""
+
+import sys
+import warnings
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from legr_cli import __version__
+from legr_cli.commands.inspect import inspect
+from legr_cli.commands.prune import prune
+from legr_cli.errors import LegrError
+
+
+class _Edge(TyperGroup):
+    """The one place where errors become a line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LegrError as error:
+            typer.echo(f"legr: {error}", err=True)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            typer.echo("legr: stopped", err=True)
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=_Edge,
+    name="legr",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(prune)
+app.command()(inspect)
+
+
+def _version(wanted: bool) -> None:
+    """Print the version and stop."""
+    if wanted:
+        typer.echo(f"legr {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def legr(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Small, fast ConvNets for every FLOP target, from one learned ranking.
+
+    [bold]legr inspect[/] shows what can be pruned and what cannot; [bold]legr prune[/] writes real,
+    smaller networks, offline and in seconds. Errors are one line and exit 1 (usage: 2, Ctrl-C: 130).
+    """
+
+
+def main() -> None:
+    """The console script: the app, without the warnings of the libraries that it calls."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    app(prog_name="legr")

@@ -1,0 +1,129 @@
+"""`legr inspect`."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from legr_cli.commands import options
+
+if TYPE_CHECKING:
+    from legr_cli.pruning import Study
+
+
+def _archs(wanted: bool) -> None:
+    """List the names that --arch takes, and stop."""
+    if wanted:
+        from legr_cli.models.registry import known_names
+
+        typer.echo("\n".join(known_names()))
+        raise typer.Exit
+
+
+def inspect(
+    checkpoint: options.Checkpoint,
+    arch: options.Arch = None,
+    classes: options.Classes = None,
+    input_shape: options.InputShape = None,
+    as_json: options.Json = False,
+    archs: Annotated[
+        bool,
+        typer.Option("--archs", callback=_archs, is_eager=True, help="List all names for --arch."),
+    ] = False,
+) -> None:
+    """Show layers, units, FLOPs by layer, and what cannot be pruned and why.
+
+    A unit is the channels that must live or die together; layers with the same group number share
+    their units. Channels are pinned by the network's output and by ops that have no rule.
+
+    Examples:
+
+      legr inspect random:mobilenet_v2
+
+      legr inspect weights.pth --arch mynets.drone:build --input 3x96x96 --json
+    """
+    from legr_cli.commands import show
+    from legr_cli.networks import open_network
+    from legr_cli.pruning import study
+    from legr_cli.settings import parse_input
+
+    size = parse_input(input_shape) if input_shape else None
+    with show.console().status("tying channels into units"):
+        known = study(open_network(checkpoint, arch, classes, size))
+    if as_json:
+        show.emit(_facts(known))
+    else:
+        _show(known, _facts(known))
+
+
+def _facts(known: "Study") -> dict[str, Any]:
+    """All that the table shows, as plain data."""
+    from legr_cli.pruning import lowest_share
+
+    units, cost = known.units, known.cost
+    flops = cost.flops_by_layer(cost.sizes)
+    layers = []
+    for name, layer in units.flow.layers.items():
+        free = units.of(layer.out)
+        free = free[free >= 0]
+        pins = [{"channels": p.channels, "by": p.reason} for p in units.pins if p.layer == name]
+        layers.append(
+            {
+                "name": name,
+                "kind": layer.kind,
+                "channels": len(layer.out),
+                "units": len(set(free.tolist())),
+                "groups": sorted(set(cost.group_of[free].tolist())),
+                "flops": round(flops.pop(name)),
+                "pinned": pins,
+            }
+        )
+    return {
+        "arch": str(known.network.arch),
+        "input": list(known.network.input_shape),
+        "flops": known.flops,
+        "params": known.params,
+        "units": units.count,
+        "groups": len(cost.sizes),
+        "lowest_flops_share": lowest_share(known),
+        "layers": layers,
+        "other_flops": known.flops - sum(layer["flops"] for layer in layers),
+        "sha256": known.sha256,
+    }
+
+
+def _show(known: "Study", facts: dict[str, Any]) -> None:
+    """The table, on stdout: it is this command's result."""
+    from rich.console import Console
+
+    from legr_cli.commands import show
+
+    size = "x".join(map(str, facts["input"]))
+    title = (
+        f"{facts['arch']} on {size}: {show.count(facts['flops'])}FLOPs (fvcore, one multiply-add = 1), "
+        f"{show.count(facts['params'])} parameters, {facts['units']} units in {facts['groups']} groups"
+    )
+    columns = ("layer", "kind", "channels", "units", "group", "FLOPs", "share", "pinned by")
+    table = show.table(title, *columns, left=("layer", "kind", "pinned by"))
+    for layer in facts["layers"]:
+        table.add_row(
+            layer["name"],
+            layer["kind"],
+            str(layer["channels"]),
+            str(layer["units"]),
+            _few(layer["groups"]),
+            show.count(layer["flops"]),
+            f"{layer['flops'] / facts['flops']:.1%}",
+            "; ".join(f"{pin['channels']} by {pin['by']}" for pin in layer["pinned"]),
+        )
+    other = facts["other_flops"]
+    if other:
+        share = f"{other / facts['flops']:.1%}"
+        table.add_row("norms, pools", "", "", "", "", show.count(other), share, "")
+    screen = Console(highlight=False)
+    screen.print(table)
+    screen.print(f"lowest target: --flops {facts['lowest_flops_share']:g}", style="dim")
+
+
+def _few(groups: list[int]) -> str:
+    """`7`, or `3…12` for a layer whose channels go different ways."""
+    return str(groups[0]) if len(groups) == 1 else f"{groups[0]}…{groups[-1]}" if groups else ""

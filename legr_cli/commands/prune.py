@@ -1,0 +1,216 @@
+"""`legr prune`."""
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from legr_cli.commands import options
+from legr_cli.errors import OutputError
+
+if TYPE_CHECKING:
+    from legr_cli.files import Staged
+    from legr_cli.pruning import Pruned, Study
+    from legr_cli.ranking import Ranking
+    from legr_cli.settings import Prune
+
+_TARGET, _HOW = "The target", "How to cut"
+
+
+def prune(
+    checkpoint: options.Checkpoint,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE|DIR",
+            show_default=False,
+            help="A .safetensors file for one target, a folder for several.",
+        ),
+    ],
+    flops: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SHARE",
+            show_default=False,
+            rich_help_panel=_TARGET,
+            help="FLOPs to keep, as a share of the dense network's: 0.4, 0.3,0.5 or a range "
+            "0.2:0.8:0.1. May be given several times.",
+        ),
+    ] = None,
+    params: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SHARE",
+            show_default=False,
+            rich_help_panel=_TARGET,
+            help="Parameters to keep, in the same form.",
+        ),
+    ] = None,
+    ranking: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            rich_help_panel=_HOW,
+            help="A ranking.json with (α, κ) by layer. Without it α = 1, κ = 0: plain norms.",
+        ),
+    ] = None,
+    align: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|avx512|avx2|arm|N",
+            rich_help_panel=_HOW,
+            help="Keep channels in multiples that the CPU's kernels like; auto: this CPU's. "
+            "1 is the paper's own cut: exact, and often slower.",
+        ),
+    ] = "auto",
+    min_keep: Annotated[
+        float,
+        typer.Option(rich_help_panel=_HOW, help="Share of every layer that is never removed."),
+    ] = 0.1,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write an .onnx beside each file, checked against torch.")
+    ] = False,
+    arch: options.Arch = None,
+    classes: options.Classes = None,
+    input_shape: options.InputShape = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write a smaller network for every target: offline, without data, in seconds.
+
+    FLOPs are counted by fvcore (one multiply-add is one) and never pass the target. Every file is
+    checked: it must agree with the dense network whose removed channels are silenced.
+
+    Examples:
+
+      legr prune torchvision:resnet50 --flops 0.5 --out resnet50-half.safetensors
+
+      legr prune resnet56.th --arch resnet56 --flops 0.2:0.8:0.1 --ranking ranking.json --out nets
+    """
+    from legr_cli.commands.show import console
+    from legr_cli.files import staged
+    from legr_cli.networks import open_network
+    from legr_cli.pruning import carry_out, plans, ranking_for, study
+    from legr_cli.settings import Prune, parse_align, parse_input, parse_targets
+
+    wanted = [("flops", text) for text in flops or []] + [("params", text) for text in params or []]
+    settings = Prune(
+        targets=tuple(t for what, text in wanted for t in parse_targets(what, text)),
+        align=parse_align(align),
+        min_keep=min_keep,
+    )
+    size = parse_input(input_shape) if input_shape else None
+    _check_out(out, checkpoint, len(settings.targets))
+    with console().status("reading the network") as status, staged() as files:
+        network = open_network(checkpoint, arch, classes, size)
+        status.update("tying channels into units")
+        known = study(network)
+        learned = ranking_for(known, ranking)
+        decided = plans(known, learned, settings)
+        status.update(f"cutting {len(decided)} networks")
+        rows, start = [], time.perf_counter()
+        for pruned in carry_out(known, learned, settings, decided):
+            rows.append(_write(files, pruned, _path(files, out, pruned), onnx))
+            rows[-1]["seconds"] = round(time.perf_counter() - start, 3)
+            start = time.perf_counter()
+    _show(known, settings, learned, rows, as_json)
+
+
+def _check_out(out: Path, checkpoint: str, targets: int) -> None:
+    """Say what is wrong with --out before any work is done."""
+    if out.suffix == ".safetensors" and not out.is_dir():
+        if targets > 1:
+            raise OutputError(
+                f"--out {out} is one file, and there are {targets} targets: name a folder"
+            )
+        if out.exists() and Path(checkpoint).exists() and out.samefile(checkpoint):
+            raise OutputError(f"--out {out} is the CHECKPOINT itself: choose another name")
+    elif out.exists() and not out.is_dir():
+        raise OutputError(f"--out {out} is a file, not a folder: name a .safetensors file")
+    elif targets == 1 and not out.is_dir():
+        raise OutputError(f"--out {out}: name a .safetensors file, or a folder that exists")
+    if not out.parent.is_dir():
+        raise OutputError(f"--out {out}: the folder {out.parent} does not exist; create it first")
+
+
+def _path(files: "Staged", out: Path, pruned: "Pruned") -> Path:
+    """`--out` itself, or a name in that folder."""
+    if out.suffix == ".safetensors" and not out.is_dir():
+        return out
+    files.folder(out)
+    name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", str(pruned.network.arch))
+    return out / f"{name}-{pruned.target.label}.safetensors"
+
+
+def _write(files: "Staged", pruned: "Pruned", path: Path, onnx: bool) -> dict[str, Any]:
+    """Save one network, and note what it came to."""
+    from legr_cli.deploy.onnx import export
+    from legr_cli.networks import save_network
+
+    temporary = files.file(path)
+    save_network(pruned.network, temporary)
+    row = {
+        "file": str(path),
+        "target": {pruned.target.what: pruned.target.share},
+        "flops": pruned.flops,
+        "params": pruned.params,
+        "bytes": temporary.stat().st_size,
+        "difference": pruned.difference,
+        "layers": {name: list(width) for name, width in pruned.widths.items()},
+    }
+    if onnx:
+        graph = path.with_suffix(".onnx")
+        difference = export(pruned.network.model, pruned.network.input_shape, files.file(graph))
+        row["onnx"] = {"file": str(graph), "difference": difference}
+    return row
+
+
+def _show(
+    known: "Study", settings: "Prune", ranking: "Ranking", rows: list[dict[str, Any]], as_json: bool
+) -> None:
+    """The table on stderr and the files on stdout, or everything as JSON."""
+    from legr_cli.commands import show
+
+    for row in rows:
+        row["flops_share"] = row["flops"] / known.flops
+        row["params_share"] = row["params"] / known.params
+    notes = _notes(known, settings, ranking)
+    if as_json:
+        dense = {"flops": known.flops, "params": known.params, "sha256": known.sha256}
+        show.emit({"dense": dense, "align": str(settings.align), "notes": notes, "pruned": rows})
+        return
+    title = f"{known.network.arch}: {show.count(known.flops)}FLOPs, {show.count(known.params)} parameters"
+    columns = ("target", "FLOPs", "share", "params", "share", "file", "s", "kept, layer by layer")
+    table = show.table(title, *columns, left=columns[-1:])
+    for row in rows:
+        [(what, share)] = row["target"].items()
+        table.add_row(
+            f"{what} {share:.1%}",
+            show.count(row["flops"]),
+            f"{row['flops_share']:.2%}",
+            show.count(row["params"]),
+            f"{row['params_share']:.1%}",
+            f"{show.count(row['bytes'])}B",
+            f"{row['seconds']:.1f}",
+            show.bar([kept / of for kept, of in row["layers"].values()]),
+        )
+    screen = show.console()
+    screen.print(table)
+    for note in notes:
+        screen.print(note, style="dim")
+    for row in rows:
+        show.line(row["file"])
+
+
+def _notes(known: "Study", settings: "Prune", ranking: "Ranking") -> list[str]:
+    """What a user should know of how the networks came about."""
+    notes = ["FLOPs by fvcore, one multiply-add = 1", f"align {settings.align}"]
+    if not ranking.notes:
+        notes.append("no --ranking: α = 1, κ = 0, filters ranked by plain squared norm")
+    elif ranking.notes.get("weights_sha256") not in (None, known.sha256):
+        notes.append("the ranking was learned on other weights than these")
+    if known.units.pins[1:]:
+        notes.append(f"{len(known.units.pins)} layers are pinned: legr inspect says by what")
+    return notes

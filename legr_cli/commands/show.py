@@ -1,0 +1,54 @@
+"""What people see: tables and progress on stderr, results on stdout."""
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_STEPS = " ▁▂▃▄▅▆▇█"
+
+
+def console() -> Console:
+    """Where people look; results for programs go to stdout."""
+    return Console(stderr=True, highlight=False)
+
+
+def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:
+    """A plain table whose numbers are on the right."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        made.add_column(column, justify="left" if column in set(left) else "right")
+    return made
+
+
+def emit(data: Any) -> None:
+    """One JSON object on stdout."""
+    json.dump(data, sys.stdout, indent=2, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def line(text: str) -> None:
+    """One result on stdout."""
+    typer.echo(text)
+
+
+def count(number: float) -> str:
+    """`4.09 G`, `25.6 M`, `512`."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}" if number < 999 * size else f"{number / size:.0f} {unit}"
+    return f"{number:.0f}"
+
+
+def bar(shares: list[float], width: int = 40) -> str:
+    """A character a layer, as high as the share of its channels that stay."""
+    if len(shares) > width:
+        edges = [round(i * len(shares) / width) for i in range(width + 1)]
+        parts = [shares[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        shares = [sum(part) / len(part) for part in parts]
+    return "".join(_STEPS[max(1, round(share * 8))] for share in shares)

@@ -1,0 +1,62 @@
+"""Files are replaced whole: written beside their place, then renamed, all of a result or none."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from legr_cli.errors import OutputError
+
+
+class Staged:
+    """Files being written under other names until all of them are complete."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Path, Path]] = []
+        self.folders: list[Path] = []
+
+    def folder(self, path: Path) -> None:
+        """Make a folder, unless it is there; it goes again if anything fails."""
+        if not path.is_dir():
+            path.mkdir()
+            self.folders.append(path)
+
+    def file(self, path: Path) -> Path:
+        """A temporary name in the folder of `path`, which will take its place."""
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        os.close(handle)
+        self.pairs.append((Path(name), path))
+        return Path(name)
+
+
+@contextlib.contextmanager
+def staged() -> Iterator[Staged]:
+    """Collect files; all are put in place at the end, none if anything fails."""
+    stage = Staged()
+    try:
+        yield stage
+        for temporary, _ in stage.pairs:
+            _settle(temporary)
+        for temporary, path in stage.pairs:
+            os.replace(temporary, path)
+        stage.folders.clear()
+    except OSError as error:
+        where = stage.pairs[-1][1] if stage.pairs else error.filename
+        raise OutputError(
+            f"cannot write {where}: {error.strerror or error}; nothing was changed"
+        ) from error
+    finally:
+        for temporary, _ in stage.pairs:
+            temporary.unlink(missing_ok=True)
+        for folder in stage.folders:
+            folder.rmdir()
+
+
+def _settle(path: Path) -> None:
+    """Give a file the usual permissions and see it on the disk."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,1 @@
+"""Name → network, file → weights."""

@@ -1,0 +1,219 @@
+"""CHECKPOINT → network, and pruned networks in and out of .safetensors files."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+
+from legr_cli.channels import Units, apply, couple
+from legr_cli.channels.units import Kept
+from legr_cli.errors import CheckpointError, LegrError, ModelError, OutputError
+from legr_cli.models.registry import (
+    Arch,
+    build,
+    default_input,
+    default_statistics,
+    parse_arch,
+    torchvision_names,
+)
+from legr_cli.models.weights import SAFE, StateDict, fill, fingerprint, read_weights
+
+FORMAT, VERSION = "legr-model", 1
+_KEY = "legr"  # of the header's notes
+_LARGEST_SIDE, _LARGEST_NETWORK = 8192, 10**10
+
+Channels = dict[str, list[int]]  # by layer: its output channels, numbered as in the dense network
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network and all that is known of it."""
+
+    model: nn.Module
+    arch: Arch
+    input_shape: tuple[int, ...]
+    kept: Channels | None = None  # None: nothing was removed
+    notes: dict[str, Any] = field(default_factory=dict)  # provenance, statistics
+
+
+def open_network(
+    spec: str,
+    arch: str | None = None,
+    classes: int | None = None,
+    input_shape: tuple[int, ...] | None = None,
+) -> Network:
+    """Open `torchvision:NAME[@WEIGHTS]`, `random:NAME`, a public checkpoint or a file of legr's."""
+    given = parse_arch(arch, classes) if arch is not None else None
+    if spec.startswith("random:"):
+        return _fresh(parse_arch(spec.removeprefix("random:"), classes), input_shape)
+    if spec.startswith("torchvision:"):
+        return _torchvision(spec.removeprefix("torchvision:"), input_shape)
+    weights, header = read_weights(Path(spec))
+    if _KEY in header:
+        return _saved(spec, weights, header[_KEY], given)
+    if given is None:
+        raise CheckpointError(f"{spec} does not say which network it is of: pass --arch")
+    network = _fresh(given, input_shape)
+    fill(network.model, weights, given, spec)
+    return network
+
+
+def _fresh(arch: Arch, input_shape: tuple[int, ...] | None) -> Network:
+    """A network with its random weights."""
+    model = build(arch)
+    statistics = default_statistics(arch)
+    notes = {"statistics": statistics} if statistics else {}
+    return Network(model, arch, input_shape or default_input(arch, model), None, notes)
+
+
+def _torchvision(text: str, input_shape: tuple[int, ...] | None) -> Network:
+    """A network with torchvision's own weights, from its cache or the network."""
+    import torchvision
+
+    name, _, weights = text.partition("@")
+    if name not in torchvision_names():
+        raise ModelError(f"torchvision has no classification network {name!r}")
+    network = _fresh(Arch(name), input_shape)
+    try:
+        known = torchvision.models.get_model_weights(name)
+        chosen = known[weights] if weights else known.DEFAULT  # type: ignore[misc,attr-defined]
+    except KeyError:
+        names = ", ".join(w.name for w in known)
+        raise CheckpointError(f"{name} has no weights {weights!r}; it has {names}") from None
+    try:
+        found = chosen.get_state_dict(progress=False, check_hash=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"the weights of torchvision:{name} cannot be fetched ({error}); download "
+            f"{chosen.url} elsewhere and pass the file with --arch {name}"
+        ) from error
+    fill(network.model, found, network.arch, f"torchvision:{text}")
+    return network
+
+
+def _saved(spec: str, weights: StateDict, header: str, given: Arch | None) -> Network:
+    """A network that legr wrote: built empty, cut as the header says, then filled."""
+    card = _card(spec, header)
+    arch: Arch = card["arch"]
+    if arch.own:
+        if given is None or given.name != arch.name:
+            raise CheckpointError(
+                f"{spec} was made from your own factory: pass it again as --arch {arch.name} "
+                "(legr never imports code because a file says so)"
+            )
+    elif given is not None and given.name != arch.name:
+        raise CheckpointError(f"{spec} holds {arch.name}, not {given.name}: leave --arch out")
+    try:
+        model = _skeleton(arch)
+        if card["kept"] is not None:
+            units = couple(model, card["input"])
+            model = apply(units, kept_units(units, card["kept"]))
+        fill(model, weights, arch, spec)
+    except LegrError as error:
+        raise CheckpointError(f"{spec} cannot be opened: {error}") from error
+    return Network(model.eval(), arch, card["input"], card["kept"], card["notes"])
+
+
+def _skeleton(arch: Arch) -> nn.Module:
+    """The dense network; where its code is known to allow it, without memory for weights."""
+    if ":" in arch.name:
+        return build(arch)
+    with torch.device("meta"):
+        model = build(arch)
+    if sum(tensor.numel() for tensor in model.state_dict().values()) > _LARGEST_NETWORK:
+        raise ModelError(f"{arch} is larger than any network legr is made for")
+    return model
+
+
+def _card(spec: str, header: str) -> dict[str, Any]:
+    """The header's notes, every value checked before it is used."""
+    try:
+        data = json.loads(header)
+        if data["format"] != FORMAT or data["version"] != VERSION:
+            raise CheckpointError(
+                f"{spec} is of format {data['format']} {data['version']}; this legr reads "
+                f"{FORMAT} {VERSION}"
+            )
+        arch = Arch(data["arch"], dict(data["options"]), data["classes"])
+        shape = tuple(data["input"])
+        kept = data["kept"]
+        sound = (
+            isinstance(arch.name, str)
+            and isinstance(arch.classes, int | None)
+            and 2 <= len(shape) <= 4
+            and all(type(side) is int and 1 <= side <= _LARGEST_SIDE for side in shape)
+            and (kept is None or all(_is_list_of_channels(line) for line in kept.values()))
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{spec} has a damaged header: {error!r}") from error
+    if not sound:
+        raise CheckpointError(f"{spec} has a damaged header: a value of the wrong kind")
+    return {"arch": arch, "input": shape, "kept": kept, "notes": dict(data.get("notes") or {})}
+
+
+def _is_list_of_channels(line: Any) -> bool:
+    """Whether these are whole numbers, each once and in order."""
+    return (
+        isinstance(line, list)
+        and all(type(channel) is int for channel in line)
+        and all(a < b for a, b in zip(line, line[1:], strict=False))
+    )
+
+
+def kept_channels(units: Units, kept: Kept, before: Channels | None = None) -> Channels:
+    """By layer the output channels that stay, numbered as in the network that was never cut."""
+    found = {}
+    for name, layer in units.flow.layers.items():
+        own = np.flatnonzero(units.keeps(kept, layer.out))
+        if before is not None and name in before:
+            own = np.asarray(before[name])[own]
+        found[name] = [int(channel) for channel in own]
+    return found
+
+
+def kept_units(units: Units, channels: Channels) -> Kept:
+    """The plan that leaves exactly these output channels; an error if none does."""
+    layers = units.flow.layers
+    strange = sorted(set(channels) ^ set(layers))
+    if strange:
+        raise CheckpointError(f"kept channels and layers do not match at '{strange[0]}'")
+    kept = np.ones(units.count, bool)
+    for name, layer in layers.items():
+        stays = np.zeros(len(layer.out), bool)
+        if not channels[name] or channels[name][0] < 0 or channels[name][-1] >= len(stays):
+            raise CheckpointError(f"kept channels of layer '{name}' are not in 0…{len(stays) - 1}")
+        stays[channels[name]] = True
+        of = units.of(layer.out)
+        kept[of[~stays & (of >= 0)]] = False
+    for name, layer in layers.items():
+        if np.flatnonzero(units.keeps(kept, layer.out)).tolist() != channels[name]:
+            raise CheckpointError(f"kept channels of layer '{name}' contradict those of its peers")
+    return kept
+
+
+def save_network(network: Network, temporary: Path) -> None:
+    """Write a network to a file that takes its place when complete."""
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "arch": network.arch.name,
+        "options": network.arch.options,
+        "classes": network.arch.classes,
+        "input": list(network.input_shape),
+        "kept": network.kept,
+        "notes": network.notes,
+    }
+    tensors = {n: t.detach().cpu().contiguous() for n, t in network.model.state_dict().items()}
+    try:
+        save_file(tensors, temporary, {_KEY: json.dumps(header), "format": "pt"})
+    except SafetensorError as error:
+        raise OutputError(f"cannot write {temporary.parent}: {error}; nothing was changed") from error
+
+
+__all__ = ["SAFE", "Network", "fingerprint", "kept_channels", "open_network", "save_network"]

@@ -1,0 +1,158 @@
+"""The whole of a prune, without files or printing: a network and settings → smaller networks."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from legr_cli import __version__
+from legr_cli.channels import Units, apply, couple
+from legr_cli.channels.check import disagreement
+from legr_cli.channels.units import Kept
+from legr_cli.cost import Cost, count_flops, count_params, price
+from legr_cli.cut import arrange, cut, floor
+from legr_cli.errors import LegrError, SettingError
+from legr_cli.models.registry import Arch
+from legr_cli.models.weights import fingerprint
+from legr_cli.networks import Network, kept_channels
+from legr_cli.ranking import Filters, Ranking, filters, identity, importance, read_ranking
+from legr_cli.settings import Align, Prune, Target, parse_align
+
+WRONG = 1e-3  # relative difference to the silenced dense network that is no rounding any more
+WORDS = {"flops": "FLOPs", "params": "parameters"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """A network, taken apart once for all its targets."""
+
+    network: Network
+    units: Units
+    cost: Cost
+    filters: Filters
+    flops: int
+    params: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A smaller network and how it came out."""
+
+    target: Target
+    network: Network
+    flops: int  # by fvcore, on the pruned network itself
+    params: int
+    widths: dict[str, tuple[int, int]]  # by layer: channels kept, and of how many
+    difference: float  # to the dense network with the removed channels silenced
+
+
+def study(network: Network) -> Study:
+    """Trace, tie and price a network."""
+    units = couple(network.model, network.input_shape)
+    cost = price(units)
+    flops, params = (round(cost.of(bill, cost.sizes)) for bill in (cost.flops, cost.params))
+    sha256 = fingerprint(network.model)
+    return Study(network, units, cost, filters(units), flops, params, sha256)
+
+
+def ranking_for(known: Study, path: Path | None) -> Ranking:
+    """The ranking in a file, or α = 1, κ = 0."""
+    return identity(known.filters) if path is None else read_ranking(path, known.filters)
+
+
+def plans(known: Study, ranking: Ranking, settings: Prune) -> list[Kept]:
+    """The units to keep for each target; all are decided before anything is cut."""
+    _check_width(known, settings.align)
+    scores = importance(known.filters, ranking)
+    blocks = arrange(known.units, known.cost, scores, settings.min_keep, settings.align)
+    bills = {"flops": known.cost.flops, "params": known.cost.params}
+    return [
+        blocks.kept(cut(known.cost, blocks, bills[t.what], t.share, WORDS[t.what]), known.cost)
+        for t in settings.targets
+    ]
+
+
+def lowest_share(known: Study, min_keep: float = 0.1) -> float:
+    """The lowest share of FLOPs that a target may ask for, without alignment."""
+    scores = importance(known.filters, identity(known.filters))
+    blocks = arrange(known.units, known.cost, scores, min_keep, Align())
+    return floor(known.cost, blocks, known.cost.flops)
+
+
+def _check_width(known: Study, align: Align) -> None:
+    """An alignment that no layer is as wide as would leave nothing to prune."""
+    widest = int((known.cost.channels * known.cost.sizes).max())
+    if align.block > widest and not align.narrow:
+        raise SettingError(
+            f"--align {align.block} is larger than every layer (the widest has {widest}): "
+            "pass a smaller one or auto"
+        )
+
+
+def carry_out(
+    known: Study, ranking: Ranking, settings: Prune, decided: list[Kept]
+) -> Iterator[Pruned]:
+    """Cut, count and check one network after the other; only one is in memory at a time."""
+    for target, kept in zip(settings.targets, decided, strict=True):
+        yield _carry_out_one(known, ranking, settings, target, kept)
+
+
+def _carry_out_one(
+    known: Study, ranking: Ranking, settings: Prune, target: Target, kept: Kept
+) -> Pruned:
+    """Cut one network and see that it is right."""
+    network, units = known.network, known.units
+    smaller = apply(units, kept)
+    flops, params = count_flops(smaller, network.input_shape), count_params(smaller)
+    difference = disagreement(units, kept, smaller)
+    if not difference <= WRONG:
+        raise LegrError(
+            f"the network at {target.label} differs from the dense one by {difference:.1e} "
+            "(relative) where it should not; this is a bug of legr's: please report the network"
+        )
+    notes = {
+        **network.notes,
+        "legr": __version__,
+        "target": {target.what: target.share},
+        "flops": {"before": known.flops, "after": flops},
+        "params": {"before": known.params, "after": params},
+        "dense_sha256": known.sha256,
+        "ranking_sha256": ranking.notes.get("file_sha256"),
+        "align": settings.align.name,
+        "min_keep": settings.min_keep,
+    }
+    channels = kept_channels(units, kept, network.kept)
+    result = Network(smaller, network.arch, network.input_shape, channels, notes)
+    return Pruned(target, result, flops, params, _widths(units, kept), difference)
+
+
+def _widths(units: Units, kept: Kept) -> dict[str, tuple[int, int]]:
+    """By layer the channels that stay and those there were."""
+    return {
+        name: (int(np.count_nonzero(units.keeps(kept, layer.out))), len(layer.out))
+        for name, layer in units.flow.layers.items()
+    }
+
+
+def prune(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    flops: float | None,
+    params: float | None,
+    align: str,
+    min_keep: float,
+    ranking: str | os.PathLike[str] | None,
+) -> nn.Module:
+    """`legr_cli.prune`: one target, from a module to a module."""
+    given = [Target(what, s) for what, s in (("flops", flops), ("params", params)) if s is not None]
+    if len(given) != 1:
+        raise SettingError("pass one of flops and params")
+    settings = Prune(targets=tuple(given), align=parse_align(align), min_keep=min_keep)
+    known = study(Network(model, Arch(type(model).__name__), input_shape))
+    learned = ranking_for(known, None if ranking is None else Path(ranking))
+    decided = plans(known, learned, settings)
+    return next(carry_out(known, learned, settings, decided)).network.model

@@ -1,0 +1,127 @@
+"""What a user can set for a prune: parsed and checked once, and stored with the result."""
+
+import math
+import platform
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from legr_cli.errors import SettingError
+
+BLOCKS = {"avx512": 16, "avx2": 8, "arm": 4}  # channels that a CPU's kernels work on at once
+
+
+@dataclass(frozen=True)
+class Target:
+    """A share of the dense network's FLOPs or parameters."""
+
+    what: str  # "flops" or "params"
+    share: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.share) and 0 < self.share <= 1):
+            raise SettingError(
+                f"--{self.what} must be over 0 and at most 1, got {self.share:g}: "
+                "it is the share of the dense network to keep"
+            )
+
+    @property
+    def label(self) -> str:
+        """`flops40`, for file names."""
+        return f"{self.what}{self.share * 100:.10g}"
+
+
+def parse_targets(what: str, text: str) -> list[Target]:
+    """`0.4`, `0.3,0.5` or a range with its end included, `0.2:0.8:0.1`."""
+    found = []
+    for part in text.split(","):
+        try:
+            numbers = [float(number) for number in part.split(":")]
+        except ValueError:
+            raise SettingError(
+                f"--{what} {text}: expected a share such as 0.4 or a range such as 0.2:0.8:0.1"
+            ) from None
+        found += [Target(what, share) for share in _expand(what, text, numbers)]
+    return found
+
+
+def _expand(what: str, text: str, numbers: list[float]) -> list[float]:
+    """The shares of one number or one range."""
+    if len(numbers) == 1:
+        return numbers
+    if len(numbers) != 3 or not all(map(math.isfinite, numbers)):
+        raise SettingError(f"--{what} {text}: a range is FROM:TO:STEP, such as 0.2:0.8:0.1")
+    start, stop, step = numbers
+    if step <= 0 or stop < start or (stop - start) / step > 10_000:
+        raise SettingError(f"--{what} {text}: a range goes up from FROM to TO by a positive STEP")
+    count = int((stop - start) / step + 1e-9) + 1
+    return [round(start + i * step, 10) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Align:
+    """Channels in multiples of `block`; `auto` uses smaller blocks in narrow groups."""
+
+    name: str = "1"
+    block: int = 1
+    narrow: bool = False
+
+    def blocks(self, widths: np.ndarray, channels: np.ndarray) -> np.ndarray:
+        """Units in a block for groups of these widths, whose units have so many channels each."""
+        block = np.full(len(widths), self.block)
+        if self.narrow:
+            while (coarse := (block > 1) & (widths < 4 * block)).any():
+                block[coarse] //= 2
+        return block // np.gcd(block, channels)
+
+    def __str__(self) -> str:
+        rule = ", fewer where narrow" if self.narrow and self.block > 1 else ""
+        return f"{self.name}: multiples of {self.block}{rule}"
+
+
+def parse_align(text: str) -> Align:
+    """`auto` (this CPU), `avx512`, `avx2`, `arm`, or a number; 1 is the paper's own cut."""
+    if text == "auto":
+        name = this_cpu()
+        return Align(f"auto ({name})", BLOCKS.get(name, 4), True)
+    if text in BLOCKS:
+        return Align(text, BLOCKS[text], True)
+    if not re.fullmatch(r"\d{1,6}", text) or int(text) < 1:
+        raise SettingError(
+            f"--align {text}: expected auto, {', '.join(BLOCKS)} or a number of channels from 1"
+        )
+    return Align(text, int(text), False)
+
+
+def this_cpu() -> str:
+    """The kind of kernels that ONNX Runtime would use on this machine."""
+    if platform.machine().lower() in ("aarch64", "arm64", "armv7l", "armv8l"):
+        return "arm"
+    import torch
+
+    return {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "other")
+
+
+def parse_input(text: str) -> tuple[int, ...]:
+    """`3x224x224`: channels and sides of one image."""
+    if not re.fullmatch(r"\d{1,5}(x\d{1,5}){1,3}", text) or "0" in text.split("x"):
+        raise SettingError(f"--input {text}: expected channels and sides such as 3x224x224")
+    return tuple(int(side) for side in text.split("x"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prune:
+    """The settings of a prune."""
+
+    targets: tuple[Target, ...]
+    align: Align
+    min_keep: float = 0.1  # share of every layer that is never removed
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise SettingError("no target: pass --flops 0.4 or --params 0.4")
+        if not (math.isfinite(self.min_keep) and 0 <= self.min_keep <= 1):
+            raise SettingError(f"--min-keep must be from 0 to 1, got {self.min_keep:g}")
+        if len({target.label for target in self.targets}) < len(self.targets):
+            raise SettingError("a target is given twice")
