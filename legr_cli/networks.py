@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.units import Kept
@@ -120,11 +121,23 @@ def _saved(spec: str, weights: StateDict, header: str, given: Arch | None) -> Ne
     return Network(model.eval(), arch, card["input"], card["kept"], card["notes"])
 
 
+class WithoutMemory(TorchFunctionMode):
+    """Weights made in this block have shapes and no memory; numbers that code computes with stay."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.empty, torch.zeros, torch.ones):
+            kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **kwargs)
+
+
 def _skeleton(arch: Arch) -> nn.Module:
     """The dense network; where its code is known to allow it, without memory for weights."""
     if ":" in arch.name:
         return build(arch)
-    with torch.device("meta"):
+    with WithoutMemory():
         model = build(arch)
     if sum(tensor.numel() for tensor in model.state_dict().values()) > _LARGEST_NETWORK:
         raise ModelError(f"{arch} is larger than any network legr is made for")

@@ -11,6 +11,8 @@ from legr_cli.errors import SettingError
 
 BLOCKS = {"avx512": 16, "avx2": 8, "arm": 4}  # channels that a CPU's kernels work on at once
 
+NARROW = 4  # blocks that a group has at least, before blocks get smaller
+
 
 @dataclass(frozen=True)
 class Target:
@@ -65,13 +67,13 @@ class Align:
 
     name: str = "1"
     block: int = 1
-    narrow: bool = False
+    narrow: int = 0  # halve the block until a group is so many blocks wide; 0: never
 
     def blocks(self, widths: np.ndarray, channels: np.ndarray) -> np.ndarray:
         """Units in a block for groups of these widths, whose units have so many channels each."""
         block = np.full(len(widths), self.block)
         if self.narrow:
-            while (coarse := (block > 1) & (widths < 4 * block)).any():
+            while (coarse := (block > 1) & (widths < self.narrow * block)).any():
                 block[coarse] //= 2
         return block // np.gcd(block, channels)
 
@@ -84,14 +86,14 @@ def parse_align(text: str) -> Align:
     """`auto` (this CPU), `avx512`, `avx2`, `arm`, or a number; 1 is the paper's own cut."""
     if text == "auto":
         name = this_cpu()
-        return Align(f"auto ({name})", BLOCKS.get(name, 4), True)
+        return Align(f"auto ({name})", BLOCKS.get(name, 4), NARROW)
     if text in BLOCKS:
-        return Align(text, BLOCKS[text], True)
+        return Align(text, BLOCKS[text], NARROW)
     if not re.fullmatch(r"\d{1,6}", text) or int(text) < 1:
         raise SettingError(
             f"--align {text}: expected auto, {', '.join(BLOCKS)} or a number of channels from 1"
         )
-    return Align(text, int(text), False)
+    return Align(text, int(text))
 
 
 def this_cpu() -> str:

@@ -59,6 +59,7 @@ class Flow:
     terms: list[Term] = field(default_factory=list)
     ties: list[tuple[Ids, Ids]] = field(default_factory=list)
     pins: list[tuple[Ids, str]] = field(default_factory=list)
+    strangers: dict[str, int] = field(default_factory=dict)  # layers without a rule: their width
     constants: list[Ids] = field(default_factory=list)  # of padding: no layer makes them
     ids: int = 1
 
@@ -152,6 +153,8 @@ def _push_node(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> Any:
     if tensors((args, kwargs)) or kind is Kind.SHAPE:
         twin = _RULES[kind](flow, node, module, args, kwargs)
     if twin is None:
+        if module is not None and kind is Kind.LAYER:
+            flow.strangers[str(node.target)] = width_out(module)
         flow.kinds[node] = Kind.UNKNOWN
         flow.pin((args, kwargs), describe(node, modules))
         twin = _pinned(flow, shape, describe(node, modules))
@@ -384,8 +387,10 @@ def _shape(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> An
     """Run the op on the ids themselves."""
     if _indexes(node) and any(flow.has_twin(n) for n in node.all_input_nodes[1:]):
         return None
-    modules = {str(node.target): module}
-    made = run(node, modules, args, kwargs)
+    try:
+        made = run(node, {str(node.target): module}, args, kwargs)
+    except (RuntimeError, TypeError):  # it does not work on whole numbers
+        return None
     return fx.node.map_aggregate(made, lambda v: _named(flow, v))
 
 

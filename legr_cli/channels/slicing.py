@@ -101,38 +101,31 @@ def obeys(module: nn.Module, shape: torch.Size) -> bool:
     tensors = [*module.parameters(), *module.buffers()]
     if tensors and tensors[0].is_meta:
         return False
-    dim = 1 if not isinstance(module, nn.Linear) else len(shape) - 1
     generator = torch.Generator().manual_seed(0)
     like = tensors[0] if tensors and tensors[0].is_floating_point() else torch.zeros(1)
-    x = torch.randn(shape, generator=generator).to(like)
-    groups = _free_groups(module)
-    chosen = torch.randperm(groups, generator=generator)[: max(1, groups // 2)].sort().values
-    into = _members(chosen, shape[dim], groups if groups_of(module) > 1 else shape[dim])
-    if groups_of(module) == 1 and not isinstance(module, _NORMS):
-        half = torch.randperm(shape[dim], generator=generator)[: max(1, shape[dim] // 2)]
-        into = half.sort().values
-    elif isinstance(module, _NORMS):
-        into = _members(chosen, shape[dim], groups)
-    out = _members(chosen, width_out(module), groups)
-    silent = torch.zeros(shape[dim]).index_fill(0, into, 1.0).to(like)
-    masked = x * silent.reshape([-1 if d == dim else 1 for d in range(len(shape))])
+    dim = len(shape) - 1 if isinstance(module, nn.Linear) else 1
+    parts = max(int(getattr(module, name, 1)) for name in ("groups", "num_groups"))
+    if parts == 1 and isinstance(module, _NORMS):
+        parts = width_out(module)
+    if parts == 1:  # a layer: its outputs and inputs go independently
+        out, into = (_half(width, width, generator) for width in (width_out(module), shape[dim]))
+    else:  # the same groups of both
+        seed = generator.get_state()
+        out = _half(parts, width_out(module), generator)
+        into = _half(parts, shape[dim], generator.set_state(seed))
+    x = torch.zeros(shape).index_add(
+        dim, into, torch.randn(*shape[:dim], len(into), *shape[dim + 1 :], generator=generator)
+    ).to(like)
     try:
         with torch.no_grad():
-            whole = module(masked).index_select(dim, out.to(x.device))
-            part = sliced(module, out, into)(masked.index_select(dim, into.to(x.device)))
+            whole = module(x).index_select(dim, out.to(x.device))
+            part = sliced(module, out, into)(x.index_select(dim, into.to(x.device)))
     except (RuntimeError, ValueError, AttributeError, TypeError):
         return False
     return whole.shape == part.shape and torch.allclose(whole, part, rtol=1e-3, atol=1e-4)
 
 
-def _free_groups(module: nn.Module) -> int:
-    """How many parts of the module's output can go independently of each other."""
-    for name in ("groups", "num_groups"):
-        if getattr(module, name, 1) > 1:
-            return int(getattr(module, name))
-    return width_out(module)
-
-
-def _members(groups: torch.Tensor, width: int, count: int) -> torch.Tensor:
-    """The channels, of `width` in all, that belong to these of `count` groups."""
-    return torch.arange(width).reshape(count, -1)[groups].flatten()
+def _half(groups: int, width: int, generator: torch.Generator) -> torch.Tensor:
+    """The channels, of `width` in all, of a random half of the groups."""
+    chosen = torch.randperm(groups, generator=generator)[: max(1, groups // 2)].sort().values
+    return torch.arange(width).reshape(groups, -1)[chosen].flatten()

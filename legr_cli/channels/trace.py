@@ -2,6 +2,7 @@
 
 import contextlib
 import traceback
+import unittest.mock
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,31 @@ def trace(model: nn.Module) -> fx.GraphModule:
     """Trace `model` in evaluation mode; its modules are shared, and it is left as it was."""
     with evaluating(model):
         try:
-            graph = _Tracer().trace(model)
+            with _traceable_zeros():
+                graph = _Tracer().trace(model)
         except Exception as error:
             raise ModelError(f"torch.fx cannot trace this network: {_where(error)}") from error
         traced = fx.GraphModule(model, graph, type(model).__name__)
         _tidy(traced)
     return traced
+
+
+@contextlib.contextmanager
+def _traceable_zeros() -> Iterator[None]:
+    """`torch.zeros` with sizes of the graph, as hand-written shortcuts pad; fx alone refuses it."""
+    zeros = torch.zeros
+
+    def traced_zeros(*args: Any, **kwargs: Any) -> Any:
+        found: list[fx.Proxy] = []
+        fx.node.map_aggregate(
+            (args, kwargs), lambda v: found.append(v) if isinstance(v, fx.Proxy) else None
+        )
+        if not found:
+            return zeros(*args, **kwargs)
+        return found[0].tracer.create_proxy("call_function", zeros, args, kwargs)
+
+    with unittest.mock.patch.object(torch, "zeros", traced_zeros):
+        yield
 
 
 @contextlib.contextmanager
@@ -85,10 +105,16 @@ def shapes(traced: fx.GraphModule, example: torch.Tensor) -> dict[fx.Node, Any]:
 
 
 def _tidy(traced: fx.GraphModule) -> None:
-    """Drop assertions on shapes; functional dropout, frozen by tracing, works again in training."""
+    """Make the graph fit for other widths and for training.
+
+    Assertions on shapes go; `view` becomes `reshape`, which also takes a slice; functional dropout,
+    frozen by tracing, works again in training.
+    """
     for index, node in enumerate(list(traced.graph.nodes)):
         if node.target is torch._assert:
             traced.graph.erase_node(node)
+        elif node.target == "view" and not isinstance(node.args[1], torch.dtype):
+            node.target = "reshape"
         elif node.target is F.dropout and node.kwargs.get("training") is False:
             p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
             name = f"_dropout_{index}"

@@ -84,6 +84,9 @@ def _units(flow: Flow, input_shape: tuple[int, ...]) -> Units:
         for name, r in zip(flow.layers, roots, strict=True)
         for root, count in _by_reason(r[pinned[r]], reason_of)
     ]
+    for name, width in flow.strangers.items():
+        kind = type(flow.traced.get_submodule(name)).__name__
+        pins.append(Pin(name, width, f"{kind} ({name})"))
     of_id = of_root[label]
     return Units(flow, of_id, len(free), tuple(pins), _lines(flow, of_id), tuple(input_shape))
 

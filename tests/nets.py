@@ -1,0 +1,475 @@
+"""Tiny networks, each with its diagram; odd widths, so that no wrong product passes by luck."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+INPUT = (3, 16, 16)
+CLASSES = 7
+
+
+def conv(into: int, out: int, k: int = 3, **options: object) -> nn.Conv2d:
+    return nn.Conv2d(into, out, k, padding=k // 2, **options)
+
+
+def head(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES))
+
+
+class Plain(nn.Module):
+    """conv13 - bn - relu - conv23 - bn - relu - pool - fc"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(conv(3, 13, bias=False), nn.BatchNorm2d(13), nn.ReLU()),
+            *(conv(13, 23, bias=False), nn.BatchNorm2d(23), nn.ReLU()),
+        )
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+class NoNorm(nn.Module):
+    """conv13 - relu - maxpool - conv29 - relu - flatten 29·4·4 by a constant - fc31 - relu - fc"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = conv(3, 13), conv(13, 29)
+        self.fc1, self.fc2 = nn.Linear(29 * 16, 31), nn.Linear(31, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        return self.fc2(F.relu(self.fc1(x.view(-1, 29 * 4 * 4))))
+
+
+class Residual(nn.Module):
+    """conv13 ─┬─ conv23 - bn - relu - conv13 - bn ─(+)─ relu - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = conv(3, 13), conv(13, 23), conv(23, 13)
+        self.bn1, self.bn2 = nn.BatchNorm2d(23), nn.BatchNorm2d(13)
+        self.head = head(13)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        y = self.bn2(self.b(F.relu(self.bn1(self.a(x)))))
+        y += x
+        return self.head(F.relu(y))
+
+
+class Depthwise(nn.Module):
+    """conv13 - depthwise ×1 - bn - depthwise ×2 (26) - relu6 - conv23 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = conv(3, 13)
+        self.dw1, self.bn = conv(13, 13, groups=13, bias=False), nn.BatchNorm2d(13)
+        self.dw2, self.point = conv(13, 26, groups=13), conv(26, 23, 1)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.dw2(F.relu6(self.bn(self.dw1(self.stem(x)))))
+        return self.head(self.point(F.relu6(x)))
+
+
+class Grouped(nn.Module):
+    """conv15 - grouped conv in 5 groups (3 → 7 each, 35) - bn - relu - conv23 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.grouped = conv(3, 15), conv(15, 35, groups=5)
+        self.bn, self.last = nn.BatchNorm2d(35), conv(35, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(F.relu(self.last(F.relu(self.bn(self.grouped(F.relu(self.stem(x))))))))
+
+
+class Concat(nn.Module):
+    """conv13 ─┬──────────┐
+    └─ conv23 ─ cat(36) - bn - relu - conv29 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.branch = conv(3, 13), conv(13, 23)
+        self.bn, self.last = nn.BatchNorm2d(36), conv(36, 29)
+        self.head = head(29)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        x = torch.cat([x, self.branch(x)], 1)
+        return self.head(F.relu(self.last(F.relu(self.bn(x)))))
+
+
+class Gate(nn.Module):
+    """conv23 ─┬─ mean - fc13 - relu - fc23 - sigmoid ─(×)─ conv29 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = conv(3, 23), conv(23, 29)
+        self.squeeze, self.excite = nn.Linear(23, 13), nn.Linear(13, 23)
+        self.head = head(29)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        gate = torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean((2, 3))))))
+        return self.head(F.relu(self.last(x * gate[:, :, None, None])))
+
+
+class Padded(nn.Module):
+    """conv13 ─┬─ conv23 stride 2 ─(+)─ head;  the shortcut: every second pixel, padded 13 → 23"""
+
+    def __init__(self, before: int, after: int, how: str = "pad") -> None:
+        super().__init__()
+        self.stem, self.main = conv(3, 13), conv(13, 13 + before + after, stride=2)
+        self.last = conv(13 + before + after, 29)
+        self.before, self.after, self.how = before, after, how
+        self.head = head(29)
+
+    def shortcut(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[:, :, ::2, ::2]
+        if self.how == "pad":
+            return F.pad(x, (0, 0, 0, 0, self.before, self.after))
+        if self.how == "zeros":
+            n, _, h, w = x.shape
+            zeros = torch.zeros(n, self.after, h, w, dtype=x.dtype)
+            return torch.cat([x, zeros], 1)
+        return torch.cat([x, x.mul(0)], 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        return self.head(F.relu(self.last(F.relu(self.main(x) + self.shortcut(x)))))
+
+
+class Split(nn.Module):
+    """conv31 - in three uneven parts (chunk) - conv13 on the first, cat with the rest - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.last = conv(3, 31), conv(11, 13), conv(33, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b, c = F.relu(self.stem(x)).chunk(3, 1)
+        return self.head(F.relu(self.last(torch.cat([self.first(a), c, b], 1))))
+
+
+class Slices(nn.Module):
+    """conv29 - x[:, ::2] through conv13, x[:, 20:] through conv23, cat - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.even, self.tail = conv(3, 29), conv(15, 13), conv(9, 23)
+        self.last = conv(36, 13)
+        self.head = head(13)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        x = torch.cat([self.even(x[:, ::2]), self.tail(x[:, 20:])], 1)
+        return self.head(F.relu(self.last(x)))
+
+
+class Shuffle(nn.Module):
+    """conv30 - shuffle in `groups` - split in halves - conv13 on one - cat - head"""
+
+    def __init__(self, groups: int, how: str) -> None:
+        super().__init__()
+        self.stem, self.side, self.last = conv(3, 30), conv(15, 13), conv(28, 23)
+        self.groups, self.how = groups, how
+        self.shuffle = nn.ChannelShuffle(groups)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        if self.how == "view":
+            n, c, h, w = x.size()
+            x = x.view(n, self.groups, c // self.groups, h, w).transpose(1, 2).contiguous()
+            x = x.view(n, -1, h, w)
+        elif self.how == "function":
+            x = F.channel_shuffle(x, self.groups)
+        else:
+            x = self.shuffle(x)
+        a, b = torch.split(x, 15, 1)
+        return self.head(F.relu(self.last(torch.cat([a, self.side(b)], 1))))
+
+
+class PixelShuffle(nn.Module):
+    """conv52 - pixel shuffle ×2 (13) - relu - conv23 - pixel unshuffle (92) - conv29 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.up = conv(3, 52), nn.PixelShuffle(2)
+        self.middle, self.down, self.last = conv(13, 23), nn.PixelUnshuffle(2), conv(92, 29)
+        self.head = head(29)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.down(F.relu(self.middle(F.relu(self.up(self.stem(x))))))
+        return self.head(F.relu(self.last(x)))
+
+
+class Norms(nn.Module):
+    """conv35 - group norm in 5 - prelu - conv23 - instance norm - prelu - transposed conv13 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(conv(3, 35), nn.GroupNorm(5, 35), nn.PReLU(35)),
+            *(conv(35, 23), nn.InstanceNorm2d(23, affine=True), nn.PReLU()),
+            *(nn.ConvTranspose2d(23, 13, 2, stride=2), nn.ReLU(), nn.Upsample(scale_factor=2)),
+        )
+        self.head = head(13)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+class ChannelsLast(nn.Module):
+    """conv13 - to NHWC - fc29 - gelu - fc13 - to NCHW - × scale (a parameter) ─(+)─ conv23 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.wide, self.narrow = conv(3, 13), nn.Linear(13, 29), nn.Linear(29, 13)
+        self.scale = nn.Parameter(torch.rand(13, 1, 1) + 0.5)
+        self.last = conv(13, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        y = self.narrow(F.gelu(self.wide(x.permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)
+        return self.head(F.relu(self.last(x + self.scale * y)))
+
+
+class Functional(nn.Module):
+    """a convolution (13) and a linear layer (23) by function on parameters, then head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel, self.offset = nn.Parameter(torch.randn(13, 3, 3, 3)), nn.Parameter(torch.randn(13))
+        self.matrix = nn.Parameter(torch.randn(23, 13))
+        self.last = nn.Linear(23, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(F.conv2d(x, self.kernel, self.offset, padding=1)).mean((2, 3))
+        return self.last(F.relu(F.linear(x, self.matrix)))
+
+
+class Twice(nn.Module):
+    """conv13 - the same conv13→13 twice - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.again, self.last = conv(3, 13), conv(13, 13), conv(13, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        x = F.relu(self.again(F.relu(self.again(x))))
+        return self.head(F.relu(self.last(x)))
+
+
+class Frozen(nn.Module):
+    """conv13 - a norm written out with buffers, as detection networks freeze them - conv23 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = conv(3, 13, bias=False), conv(13, 23)
+        self.register_buffer("weight", torch.rand(13) + 0.5)
+        self.register_buffer("running_var", torch.rand(13) + 0.5)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.weight.reshape(1, -1, 1, 1) * (self.running_var.reshape(1, -1, 1, 1) + 1e-5).rsqrt()
+        return self.head(F.relu(self.last(F.relu(self.stem(x) * scale))))
+
+
+class SamePadding(nn.Conv2d):
+    """A convolution that pads as TensorFlow does: obeys the rules of its base."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(F.pad(x, (0, 1, 0, 1)), self.weight, self.bias, 2, 0, 1, self.groups)
+
+
+class NormAndRelu(nn.BatchNorm2d):
+    """A norm with its activation: obeys the rules of its base."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.act = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(super().forward(x))
+
+
+class Subclassed(nn.Module):
+    """same-padding conv13 - norm+relu - same-padding depthwise conv13 - conv23 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = SamePadding(3, 13, 3), NormAndRelu(13)
+        self.depth, self.last = SamePadding(13, 13, 3, groups=13), conv(13, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(F.relu(self.last(self.depth(self.norm(self.stem(x))))))
+
+
+class Standardised(nn.Conv2d):
+    """A convolution that standardises each filter: what a filter does depends on all its inputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        w = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, w, self.bias, padding=1)
+
+
+class PinnedByStandardised(nn.Module):
+    """conv13 - weight-standardised conv23 - conv29 - head: 13 and 23 are pinned"""
+
+    pinned = {"stem": "Standardised (odd)", "odd": "Standardised (odd)"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.odd, self.last = conv(3, 13), Standardised(13, 23, 3), conv(23, 29)
+        self.head = head(29)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(F.relu(self.last(F.relu(self.odd(F.relu(self.stem(x)))))))
+
+
+class PinnedByLayerNorm(nn.Module):
+    """conv13 - layer norm over channels - conv23 - head: 13 is pinned"""
+
+    pinned = {"stem": "LayerNorm (norm)"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.last = conv(3, 13), nn.LayerNorm(13), conv(13, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.stem(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.head(F.relu(self.last(x)))
+
+
+class PinnedByAttention(nn.Module):
+    """conv13 - softmax(q·k)·v over positions - conv23 - head: 13 is pinned by matmul"""
+
+    pinned = {"stem": "matmul"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = conv(3, 13, stride=4), conv(13, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        flat = x.flatten(2)
+        weights = torch.matmul(flat.transpose(1, 2), flat).softmax(-1)
+        y = torch.matmul(flat, weights).view(x.shape)
+        return self.head(F.relu(self.last(y)))
+
+
+class PinnedByMean(nn.Module):
+    """conv13 ─┬─ mean over channels - conv1 - sigmoid ─(×)─ conv23 - head: 13 is pinned by mean"""
+
+    pinned = {"stem": "mean", "map": "mul, which spreads it over all channels"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.map, self.last = conv(3, 13), conv(1, 1, 7), conv(13, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = x * torch.sigmoid(self.map(x.mean(1, keepdim=True)))
+        return self.head(F.relu(self.last(x)))
+
+
+class PinnedBySpreading(nn.Module):
+    """conv14 - channel 0 gates the other 13 - conv23 - head: channel 0 is pinned, 13 are not"""
+
+    pinned = {"stem": "mul, which spreads it over all channels"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = conv(3, 14), conv(13, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return self.head(F.relu(self.last(x[:, 1:] * torch.sigmoid(x[:, :1]))))
+
+
+class PinnedByWidth(nn.Module):
+    """conv13 divided by its own number of channels - conv23 - head: 13 is pinned by the division"""
+
+    pinned = {"stem": "truediv"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = conv(3, 13), conv(13, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return self.head(F.relu(self.last(x / x.size(1))))
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "plain": Plain,
+    "no norm": NoNorm,
+    "residual": Residual,
+    "depthwise": Depthwise,
+    "grouped": Grouped,
+    "concat": Concat,
+    "gate": Gate,
+    "pad halves": lambda: Padded(5, 5),
+    "pad uneven": lambda: Padded(3, 7),
+    "pad after": lambda: Padded(0, 10),
+    "cat zeros": lambda: Padded(0, 10, "zeros"),
+    "cat x times 0": lambda: Padded(0, 13, "mul"),
+    "split": Split,
+    "slices": Slices,
+    "shuffle view 2": lambda: Shuffle(2, "view"),
+    "shuffle view 5": lambda: Shuffle(5, "view"),
+    "shuffle function": lambda: Shuffle(3, "function"),
+    "shuffle module": lambda: Shuffle(6, "module"),
+    "pixel shuffle": PixelShuffle,
+    "norms": Norms,
+    "channels last": ChannelsLast,
+    "functional": Functional,
+    "twice": Twice,
+    "frozen": Frozen,
+    "subclassed": Subclassed,
+    "pinned by standardised": PinnedByStandardised,
+    "pinned by layer norm": PinnedByLayerNorm,
+    "pinned by attention": PinnedByAttention,
+    "pinned by mean": PinnedByMean,
+    "pinned by spreading": PinnedBySpreading,
+    "pinned by width": PinnedByWidth,
+}
+
+
+def make(name: str) -> nn.Module:
+    """A tiny network with lively weights, in double precision."""
+    torch.manual_seed(0)
+    return enliven(NETS[name]().double())
+
+
+def enliven(model: nn.Module) -> nn.Module:
+    """Random norms, so that a channel wired wrongly shows."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.GroupNorm):
+                module.weight.uniform_(0.5, 1.5, generator=generator)
+                module.bias.uniform_(-0.5, 0.5, generator=generator)
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.running_mean.uniform_(-0.2, 0.2, generator=generator)
+                module.running_var.uniform_(0.5, 1.5, generator=generator)
+    return model.eval()

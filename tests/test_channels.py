@@ -1,0 +1,210 @@
+"""The channel engine on tiny networks: every kind of wiring, every law."""
+
+from pathlib import Path
+
+import laws
+import nets
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from legr_cli.channels import apply, couple
+from legr_cli.cost import count_flops, price
+from legr_cli.errors import ModelError
+from legr_cli.settings import Align
+
+
+@pytest.mark.parametrize("name", nets.NETS)
+def test_laws(name: str) -> None:
+    model = nets.make(name)
+    units = couple(model, nets.INPUT)
+    cost = price(units)
+    rng = np.random.default_rng(3)
+    for trial in range(3):
+        kept = rng.random(units.count) < (0.3, 0.5, 0.8)[trial]
+        for line in units.lines:
+            kept[line[0]] |= not kept[line].any()
+        laws.law1_dead_channels_change_nothing(units, model, kept)
+        laws.law2_pruned_is_dense_silenced(units, model, kept)
+        laws.law3_cost_is_fvcores(units, cost, kept)
+    blocks = laws.ranked(units, cost)
+    shares = [s for s in laws.SHARES if s >= laws.floor(cost, blocks, cost.flops)]
+    plans = [laws.plan(units, cost, share) for share in shares]
+    laws.law4_plans_nest(plans)
+    for share, kept in zip(shares, plans, strict=True):
+        if not kept.all():
+            laws.law5_under_the_target_and_full(units, cost, kept, share, within=1.0)
+            laws.law2_pruned_is_dense_silenced(units, model, kept)
+
+
+@pytest.mark.parametrize("name", ["no norm", "pad halves", "shuffle view 5", "split", "cat zeros"])
+def test_law6(name: str, tmp_path: Path) -> None:
+    units = couple(nets.make(name), nets.INPUT)
+    laws.law6_onnx_agrees(units, laws.plan(units, price(units), 0.5), tmp_path)
+
+
+PINNED = {name: make.pinned for name, make in nets.NETS.items() if hasattr(make, "pinned")}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_ops_without_a_rule_pin_and_are_named(name: str) -> None:
+    units = couple(nets.make(name), nets.INPUT)
+    found = {pin.layer: pin.reason for pin in units.pins}
+    assert found.pop("head.2") == "the network's output"
+    assert found == PINNED[name]
+
+
+def test_only_the_spread_channel_is_pinned() -> None:
+    units = couple(nets.make("pinned by spreading"), nets.INPUT)
+    assert [pin.channels for pin in units.pins if pin.layer == "stem"] == [1]
+    assert len(set(units.of(units.flow.layers["stem"].out).tolist()) - {-1}) == 13
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("plain", 13 + 23),
+        ("residual", 13 + 23),
+        ("depthwise", 13 + 23),
+        ("grouped", 5 + 23),
+        ("concat", 13 + 23 + 29),
+        ("gate", 23 + 13 + 29),
+        ("pad halves", 23 + 29),  # the 13 of the stem are among the 23
+        ("cat x times 0", 13 + 29),  # 26 = two copies of 13
+        ("pixel shuffle", 13 + 23 + 29),
+        ("norms", 5 + 23 + 13),
+        ("functional", 13 + 23),
+        ("twice", 13 + 23),
+    ],
+)
+def test_units_counted_by_hand(name: str, count: int) -> None:
+    assert couple(nets.make(name), nets.INPUT).count == count
+
+
+def test_cost_of_plain_by_hand() -> None:
+    """conv 3→5 and 5→7 at 16×16, norms (2 an element), pool, fc 7→7."""
+    units = couple(nets.make("plain"), nets.INPUT)
+    cost = price(units)
+    kept = np.zeros(units.count, bool)
+    for name, count in (("body.0", 5), ("body.3", 7)):
+        kept[units.of(units.flow.layers[name].out)[:count]] = True
+    pixels = 16 * 16
+    expected = 9 * pixels * (3 * 5 + 5 * 7) + 2 * pixels * (5 + 7) + pixels * 7 + 7 * 7
+    assert cost.of(cost.flops, cost.counts(kept)) == expected
+    assert count_flops(apply(units, kept), nets.INPUT) == expected
+    weights = 9 * (3 * 5 + 5 * 7) + 2 * (5 + 7) + 7 * 7 + 7
+    assert cost.of(cost.params, cost.counts(kept)) == weights
+
+
+def test_the_dense_network_is_not_touched() -> None:
+    model = nets.make("residual").train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    units = couple(model, nets.INPUT)
+    smaller = apply(units, np.arange(units.count) % 2 == 0)
+    assert all(module.training for module in model.modules())
+    with torch.no_grad():
+        for parameter in smaller.parameters():
+            parameter.zero_()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_parameter_names_stay() -> None:
+    model = nets.make("shuffle view 5")
+    units = couple(model, nets.INPUT)
+    smaller = apply(units, np.arange(units.count) % 3 != 0)
+    assert smaller.state_dict().keys() == model.state_dict().keys()
+
+
+def test_a_pruned_network_can_be_pruned_again() -> None:
+    for name in ("pad halves", "shuffle view 5", "split"):
+        model = nets.make(name)
+        units = couple(model, nets.INPUT)
+        once = apply(units, laws.plan(units, price(units), 0.7))
+        again = couple(once, nets.INPUT)
+        kept = laws.plan(again, price(again), 0.6)
+        laws.law2_pruned_is_dense_silenced(again, once, kept)
+        laws.law3_cost_is_fvcores(again, price(again), kept)
+
+
+def test_a_pruned_network_trains() -> None:
+    units = couple(nets.make("subclassed"), nets.INPUT)
+    smaller = apply(units, laws.plan(units, price(units), 0.5)).train()
+    smaller(torch.rand(4, *nets.INPUT).double()).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in smaller.parameters())
+
+
+def test_functional_dropout_works_again_in_training() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nets.conv(3, 13), nets.head(13)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(nn.functional.dropout(self.conv(x), 0.5, training=self.training))
+
+    units = couple(Dropping(), nets.INPUT)
+    smaller = apply(units, np.ones(units.count, bool))
+    x = torch.rand(1, *nets.INPUT)
+    assert torch.equal(smaller(x), smaller(x))
+    smaller.train()
+    assert not torch.equal(smaller(x), smaller(x))
+
+
+def test_shared_weights_are_pinned() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.last = nets.conv(3, 13), nets.conv(3, 13), nets.conv(26, 23)
+            self.b.weight = self.a.weight
+            self.head = nets.head(23)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.last(torch.cat([self.a(x), self.b(x)], 1)))
+
+    units = couple(Shared(), nets.INPUT)
+    assert {p.layer: p.reason for p in units.pins}["a"] == "weights shared by a and b"
+    assert units.count == 23
+
+
+def test_control_flow_names_the_line() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nets.conv(3, 13)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.sum() > 0:  # the line
+                return self.conv(x)
+            return x
+
+    with pytest.raises(ModelError, match=r"test_channels\.py:\d+: if x\.sum\(\) > 0"):
+        couple(Branches(), nets.INPUT)
+
+
+def test_nothing_to_prune_says_why() -> None:
+    with pytest.raises(ModelError, match="pinned by the network's output"):
+        couple(nn.Sequential(nets.conv(3, 13)), nets.INPUT)
+
+
+def test_wrong_input_size_names_the_option() -> None:
+    with pytest.raises(ModelError, match="does not run on a 3x17x17 input.*--input"):
+        couple(nets.make("no norm"), (3, 17, 17)) if False else couple(
+            nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), (3, 17, 17)
+        )
+
+
+@pytest.mark.parametrize("block", [2, 4, 8])
+def test_aligned_groups_are_multiples_and_nest(block: int) -> None:
+    model = nets.make("concat")
+    units = couple(model, nets.INPUT)
+    cost = price(units)
+    align = Align(str(block), block)
+    lowest = laws.floor(cost, laws.ranked(units, cost, align), cost.flops)
+    plans = [laws.plan(units, cost, s, align) for s in laws.SHARES if s >= lowest]
+    assert len(plans) >= 3
+    laws.law4_plans_nest(plans)
+    for kept in plans:
+        for count, size in zip(cost.counts(kept), cost.sizes, strict=True):
+            assert count % block == 0 or count == size
+        laws.law2_pruned_is_dense_silenced(units, model, kept)
