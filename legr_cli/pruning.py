@@ -1,5 +1,6 @@
 """The whole of a prune, without files or printing: a network and settings → smaller networks."""
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,14 +15,14 @@ from legr_cli.channels.check import disagreement
 from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params, price
 from legr_cli.cut import arrange, cut, floor
-from legr_cli.errors import LegrError, SettingError
+from legr_cli.errors import CheckpointError, LegrError, SettingError
 from legr_cli.models.registry import Arch
 from legr_cli.models.weights import fingerprint
 from legr_cli.networks import Network, kept_channels
 from legr_cli.ranking import Filters, Ranking, filters, identity, importance, read_ranking
 from legr_cli.settings import Align, Prune, Target, parse_align
 
-WRONG = 1e-3  # relative difference to the silenced dense network that is no rounding any more
+ROUNDING = 1e-4  # relative difference to the silenced dense network that single precision makes
 WORDS = {"flops": "FLOPs", "params": "parameters"}
 
 
@@ -108,12 +109,7 @@ def _carry_out_one(
     network, units = known.network, known.units
     smaller = apply(units, kept)
     flops, params = count_flops(smaller, network.input_shape), count_params(smaller)
-    difference = disagreement(units, kept, smaller)
-    if not difference <= WRONG:
-        raise LegrError(
-            f"the network at {target.label} differs from the dense one by {difference:.1e} "
-            "(relative) where it should not; this is a bug of legr's: please report the network"
-        )
+    difference = _checked(units, kept, smaller, target)
     notes = {
         **network.notes,
         "legr": __version__,
@@ -128,6 +124,22 @@ def _carry_out_one(
     channels = kept_channels(units, kept, network.kept)
     result = Network(smaller, network.arch, network.input_shape, channels, notes)
     return Pruned(target, result, flops, params, _widths(units, kept), difference)
+
+
+def _checked(units: Units, kept: Kept, smaller: nn.Module, target: Target) -> float:
+    """The difference to the dense network, or an error if it is more than rounding."""
+    difference = disagreement(units, kept, smaller)
+    if difference <= ROUNDING:
+        return difference
+    difference = disagreement(units, kept, smaller, exact=True)
+    if math.isnan(difference):
+        raise CheckpointError("the network gives no finite numbers: its weights are damaged")
+    if difference > ROUNDING:
+        raise LegrError(
+            f"the network at {target.label} differs from the dense one by {difference:.1e} "
+            "(relative) where it should not; this is a bug of legr's: please report the network"
+        )
+    return difference
 
 
 def _widths(units: Units, kept: Kept) -> dict[str, tuple[int, int]]:

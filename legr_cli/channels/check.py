@@ -1,37 +1,40 @@
 """Is a pruned network right? The dense one, with the removed channels silenced, must agree."""
 
+import copy
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from legr_cli.channels.flow import tensors
 from legr_cli.channels.trace import evaluating
 from legr_cli.channels.units import Kept, Units
 
 
-def silenced(units: Units, kept: Kept, images: torch.Tensor) -> Any:
+def silenced(
+    units: Units, kept: Kept, images: torch.Tensor, traced: fx.GraphModule | None = None
+) -> Any:
     """dense(x) with the removed channels set to zero where layers read them."""
-    flow = units.flow
-    modules = dict(flow.traced.named_modules())
+    layers = units.flow.layers
+    traced = traced or units.flow.traced
 
     class Silencer(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
-            name = str(n.target) if n.op == "call_module" else _weight_name(n)
-            if name not in flow.layers:
+            layer = layers.get(str(n.target) if n.op == "call_module" else _weight_name(n))
+            if layer is None:
                 return super().run_node(n)
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            mask = torch.from_numpy(units.keeps(kept, flow.layers[name].into))
             x = args[0] if args else kwargs["input"]
-            linear = flow.layers[name].kind == "linear"
-            view = [-1 if d == (x.ndim - 1 if linear else 1) else 1 for d in range(x.ndim)]
-            x = torch.where(mask.to(x.device).reshape(view), x, x.new_zeros(()))
+            dim = x.ndim - 1 if layer.kind == "linear" else 1
+            stays = torch.from_numpy(units.keeps(kept, layer.into)).to(x.device)
+            view = [-1 if d == dim else 1 for d in range(x.ndim)]
+            x = torch.where(stays.reshape(view), x, x.new_zeros(()))
             if args:
                 return getattr(self, n.op)(n.target, (x, *args[1:]), kwargs)
             return getattr(self, n.op)(n.target, args, {**kwargs, "input": x})
 
-    assert modules
-    with evaluating(flow.traced):
-        return Silencer(flow.traced).run(images)
+    with evaluating(traced):
+        return Silencer(traced).run(images)
 
 
 def _weight_name(node: fx.Node) -> str:
@@ -40,25 +43,25 @@ def _weight_name(node: fx.Node) -> str:
     return str(weight.target) if isinstance(weight, fx.Node) and weight.op == "get_attr" else ""
 
 
-def disagreement(units: Units, kept: Kept, smaller: nn.Module) -> float:
-    """Largest difference between `smaller` and the silenced dense network, relative to it."""
+def disagreement(units: Units, kept: Kept, smaller: nn.Module, exact: bool = False) -> float:
+    """Largest difference of `smaller` to the silenced dense network, relative to its output.
+
+    `exact` computes both in double precision, which tells a mistake from rounding.
+    """
+    traced = units.flow.traced
+    if exact:
+        traced, smaller = (copy.deepcopy(model).double() for model in (traced, smaller))
     generator = torch.Generator().manual_seed(0)
-    tensor = next(units.flow.traced.parameters())
-    images = torch.rand(1, *units.input_shape, generator=generator).to(tensor)
-    expected = _tensors(silenced(units, kept, images))
+    images = torch.rand(1, *units.input_shape, generator=generator).to(next(traced.parameters()))
+    expected = tensors(silenced(units, kept, images, traced))
     with evaluating(smaller):
-        found = _tensors(smaller(images))
+        found = tensors(smaller(images))
     if [t.shape for t in expected] != [t.shape for t in found]:
         return float("inf")
-    worst = 0.0
-    for a, b in zip(expected, found, strict=True):
-        scale = float(a.abs().max())
-        worst = max(worst, float((a - b).abs().max()) / (scale if scale > 0 else 1.0))
-    return worst
+    return max(_relative(a, b) for a, b in zip(expected, found, strict=True))
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors in what a network gives."""
-    from legr_cli.channels.flow import tensors
-
-    return tensors(value)
+def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference relative to the largest value of `a`."""
+    scale = float(a.abs().max())
+    return float((a - b).abs().max()) / (scale or 1.0)
