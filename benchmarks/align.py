@@ -31,7 +31,9 @@ def uneven(known: object, seed: int = 0) -> Ranking:
     """Rows as a search leaves them: each layer scaled at random."""
     rng = np.random.default_rng(seed)
     rows = identity(known.filters).rows
-    norms = np.bincount(known.filters.layer, known.filters.norm2) / np.array([r.filters for r in rows])
+    norms = np.bincount(known.filters.layer, known.filters.norm2) / np.array(
+        [r.filters for r in rows]
+    )
     return Ranking(
         tuple(
             Row(r.name, r.filters, float(np.exp(rng.normal(0, 0.5)) / n))
@@ -79,14 +81,18 @@ def main() -> None:
                 blocks = arrange(known.units, known.cost, scores, 0.1, align)
                 for share in SHARES:
                     try:
-                        kept = blocks.kept(cut(known.cost, blocks, known.cost.flops, share), known.cost)
+                        kept = blocks.kept(
+                            cut(known.cost, blocks, known.cost.flops, share), known.cost
+                        )
                     except Exception as error:
                         print(name, rule, share, error)
                         continue
                     smaller = apply(known.units, kept)
                     path = Path(folder) / f"{rule}-{share}.onnx"
                     export(smaller, network.input_shape, path)
-                    rows.append((rule, share, count_flops(smaller, network.input_shape) / known.flops))
+                    rows.append(
+                        (rule, share, count_flops(smaller, network.input_shape) / known.flops)
+                    )
                     sessions.append(session(path))
             images = np.random.default_rng(0).random((1, *network.input_shape), np.float32)
             base, *found = latencies(sessions, images, 40)

@@ -54,8 +54,11 @@ def legr(
 ) -> None:
     """Small, fast ConvNets for every FLOP target, from one learned ranking.
 
-    [bold]legr inspect[/] shows what can be pruned and what cannot; [bold]legr prune[/] writes real,
-    smaller networks, offline and in seconds. Errors are one line and exit 1 (usage: 2, Ctrl-C: 130).
+    [bold]legr inspect[/] shows what can be pruned and what cannot; [bold]legr prune[/] writes
+    real, smaller networks, offline and in seconds.
+
+    Tables go to stderr, results to stdout. Exit codes: 0, 1 for an error (one line that says what
+    to do), 2 for wrong usage, 130 for Ctrl-C.
     """
 
 

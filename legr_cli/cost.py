@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from legr_cli.channels.flow import Ids
 from legr_cli.channels.trace import evaluating
 from legr_cli.channels.units import Kept, Units
 
@@ -151,6 +150,3 @@ class _Axes:
             per_unit[axis] = np.bincount(members[members >= 0], minlength=self.units.count)[first]
             always[axis] = np.count_nonzero(members < 0)
         return group_of, sizes, per_unit, always
-
-
-__all__ = ["Bill", "Cost", "Ids", "count_flops", "count_params", "price"]

@@ -76,9 +76,7 @@ def _lines(units: Units, min_keep: float) -> list[tuple[np.ndarray, float]]:
     return own + [(line, 0.0) for line in units.lines]
 
 
-def cut(
-    cost: Cost, blocks: Blocks, bill: Bill, share: float, what: str = "FLOPs"
-) -> np.ndarray:
+def cut(cost: Cost, blocks: Blocks, bill: Bill, share: float, what: str = "FLOPs") -> np.ndarray:
     """The blocks of each group to keep for at most `share` of the dense cost."""
     dense = cost.of(bill, cost.sizes)
     lowest = cost.of(bill, blocks.units(blocks.protected, cost))

@@ -39,7 +39,7 @@ def staged() -> Iterator[Staged]:
         for temporary, _ in stage.pairs:
             _settle(temporary)
         for temporary, path in stage.pairs:
-            os.replace(temporary, path)
+            temporary.replace(path)
         stage.folders.clear()
     except OSError as error:
         where = stage.pairs[-1][1] if stage.pairs else error.filename

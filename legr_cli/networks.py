@@ -1,5 +1,8 @@
 """CHECKPOINT → network, and pruned networks in and out of .safetensors files."""
 
+import contextlib
+import io
+import itertools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +26,7 @@ from legr_cli.models.registry import (
     parse_arch,
     torchvision_names,
 )
-from legr_cli.models.weights import SAFE, StateDict, fill, fingerprint, read_weights
+from legr_cli.models.weights import StateDict, fill, read_weights
 
 FORMAT, VERSION = "legr-model", 1
 _KEY = "legr"  # of the header's notes
@@ -88,7 +91,8 @@ def _torchvision(text: str, input_shape: tuple[int, ...] | None) -> Network:
         names = ", ".join(w.name for w in known)
         raise CheckpointError(f"{name} has no weights {weights!r}; it has {names}") from None
     try:
-        found = chosen.get_state_dict(progress=False, check_hash=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            found = chosen.get_state_dict(progress=False, check_hash=True)
     except Exception as error:
         raise CheckpointError(
             f"the weights of torchvision:{name} cannot be fetched ({error}); download "
@@ -122,7 +126,7 @@ def _saved(spec: str, weights: StateDict, header: str, given: Arch | None) -> Ne
 
 
 class WithoutMemory(TorchFunctionMode):
-    """Weights made in this block have shapes and no memory; numbers that code computes with stay."""
+    """Weights made in this block have shapes and no memory; other numbers are as ever."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -175,7 +179,7 @@ def _is_list_of_channels(line: Any) -> bool:
     return (
         isinstance(line, list)
         and all(type(channel) is int for channel in line)
-        and all(a < b for a, b in zip(line, line[1:], strict=False))
+        and all(a < b for a, b in itertools.pairwise(line))
     )
 
 
@@ -226,7 +230,6 @@ def save_network(network: Network, temporary: Path) -> None:
     try:
         save_file(tensors, temporary, {_KEY: json.dumps(header), "format": "pt"})
     except SafetensorError as error:
-        raise OutputError(f"cannot write {temporary.parent}: {error}; nothing was changed") from error
-
-
-__all__ = ["SAFE", "Network", "fingerprint", "kept_channels", "open_network", "save_network"]
+        raise OutputError(
+            f"cannot write {temporary.parent}: {error}; nothing was changed"
+        ) from error

@@ -46,7 +46,8 @@ class Filters:
 
 def filters(units: Units) -> Filters:
     """‖Θᵢ‖₂² of every filter that belongs to a unit."""
-    names, layer, unit, norm2 = [], [], [], []
+    names: list[str] = []
+    layer, unit, norm2 = [], [], []
     for found in units.flow.layers.values():
         of = units.of(found.out)
         free = of >= 0
@@ -61,7 +62,11 @@ def filters(units: Units) -> Filters:
         unit.append(of[free])
         norm2.append(squares[free])
     return Filters(
-        tuple(names), np.concatenate(layer), np.concatenate(unit), np.concatenate(norm2), units.count
+        tuple(names),
+        np.concatenate(layer),
+        np.concatenate(unit),
+        np.concatenate(norm2),
+        units.count,
     )
 
 

@@ -102,7 +102,9 @@ def this_cpu() -> str:
         return "arm"
     import torch
 
-    return {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "other")
+    return {"AVX512": "avx512", "AVX2": "avx2"}.get(
+        torch.backends.cpu.get_cpu_capability(), "other"
+    )
 
 
 def parse_input(text: str) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """The six laws of DESIGN.md, each a function that fails where a network breaks it."""
 
 import copy
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,7 @@ def law3_cost_is_fvcores(units: Units, cost: Cost, kept: Kept) -> None:
 
 
 def law4_plans_nest(plans: list[Kept]) -> None:
-    for smaller, larger in zip(plans, plans[1:], strict=False):
+    for smaller, larger in itertools.pairwise(plans):
         assert not (smaller & ~larger).any()
 
 

@@ -1,6 +1,7 @@
 """Tiny networks, each with its diagram; odd widths, so that no wrong product passes by luck."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -214,7 +215,7 @@ class PixelShuffle(nn.Module):
 
 
 class Norms(nn.Module):
-    """conv35 - group norm in 5 - prelu - conv23 - instance norm - prelu - transposed conv13 - head"""
+    """conv35 - group norm in 5 - prelu - conv23 - instance norm - transposed conv13 - head"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,7 +231,7 @@ class Norms(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """conv13 - to NHWC - fc29 - gelu - fc13 - to NCHW - × scale (a parameter) ─(+)─ conv23 - head"""
+    """conv13 ─┬─ to NHWC - fc29 - gelu - fc13 - to NCHW - × a parameter ─(+)─ conv23 - head"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,7 +251,10 @@ class Functional(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kernel, self.offset = nn.Parameter(torch.randn(13, 3, 3, 3)), nn.Parameter(torch.randn(13))
+        self.kernel, self.offset = (
+            nn.Parameter(torch.randn(13, 3, 3, 3)),
+            nn.Parameter(torch.randn(13)),
+        )
         self.matrix = nn.Parameter(torch.randn(23, 13))
         self.last = nn.Linear(23, CLASSES)
 
@@ -274,7 +278,7 @@ class Twice(nn.Module):
 
 
 class Frozen(nn.Module):
-    """conv13 - a norm written out with buffers, as detection networks freeze them - conv23 - head"""
+    """conv13 - a norm written out with buffers, as detection networks do - conv23 - head"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,7 +288,10 @@ class Frozen(nn.Module):
         self.head = head(23)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scale = self.weight.reshape(1, -1, 1, 1) * (self.running_var.reshape(1, -1, 1, 1) + 1e-5).rsqrt()
+        scale = (
+            self.weight.reshape(1, -1, 1, 1)
+            * (self.running_var.reshape(1, -1, 1, 1) + 1e-5).rsqrt()
+        )
         return self.head(F.relu(self.last(F.relu(self.stem(x) * scale))))
 
 
@@ -330,7 +337,7 @@ class Standardised(nn.Conv2d):
 class PinnedByStandardised(nn.Module):
     """conv13 - weight-standardised conv23 - conv29 - head: 13 and 23 are pinned"""
 
-    pinned = {"stem": "Standardised (odd)", "odd": "Standardised (odd)"}
+    pinned: ClassVar = {"stem": "Standardised (odd)", "odd": "Standardised (odd)"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -344,7 +351,7 @@ class PinnedByStandardised(nn.Module):
 class PinnedByLayerNorm(nn.Module):
     """conv13 - layer norm over channels - conv23 - head: 13 is pinned"""
 
-    pinned = {"stem": "LayerNorm (norm)"}
+    pinned: ClassVar = {"stem": "LayerNorm (norm)"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -359,7 +366,7 @@ class PinnedByLayerNorm(nn.Module):
 class PinnedByAttention(nn.Module):
     """conv13 - softmax(q·k)·v over positions - conv23 - head: 13 is pinned by matmul"""
 
-    pinned = {"stem": "matmul"}
+    pinned: ClassVar = {"stem": "matmul"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -377,7 +384,7 @@ class PinnedByAttention(nn.Module):
 class PinnedByMean(nn.Module):
     """conv13 ─┬─ mean over channels - conv1 - sigmoid ─(×)─ conv23 - head: 13 is pinned by mean"""
 
-    pinned = {"stem": "mean", "map": "mul, which spreads it over all channels"}
+    pinned: ClassVar = {"stem": "mean", "map": "mul, which spreads it over all channels"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -393,7 +400,7 @@ class PinnedByMean(nn.Module):
 class PinnedBySpreading(nn.Module):
     """conv14 - channel 0 gates the other 13 - conv23 - head: channel 0 is pinned, 13 are not"""
 
-    pinned = {"stem": "mul, which spreads it over all channels"}
+    pinned: ClassVar = {"stem": "mul, which spreads it over all channels"}
 
     def __init__(self) -> None:
         super().__init__()
@@ -408,7 +415,7 @@ class PinnedBySpreading(nn.Module):
 class PinnedByWidth(nn.Module):
     """conv13 divided by its own number of channels - conv23 - head: 13 is pinned by the division"""
 
-    pinned = {"stem": "truediv"}
+    pinned: ClassVar = {"stem": "truediv"}
 
     def __init__(self) -> None:
         super().__init__()

@@ -123,7 +123,9 @@ def test_golden_figures(name: str) -> None:
     assert (known.flops, known.params) == GOLDEN[name]
 
 
-@pytest.mark.parametrize("name", ["resnet18", "efficientnet_b0", "tf_efficientnet_b0", "resnetv2_50"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "efficientnet_b0", "tf_efficientnet_b0", "resnetv2_50"]
+)
 def test_timm(name: str) -> None:
     """Norm-plus-activation blocks, same-padding convolutions and standardised weights."""
     pytest.importorskip("timm")

@@ -1,5 +1,6 @@
 """`legr prune`, `legr inspect` and the Python interface, end to end."""
 
+import itertools
 import json
 import os
 import struct
@@ -55,7 +56,9 @@ def header(path: Path) -> dict:
 
 def test_one_target(resnet20: Path, tmp_path: Path) -> None:
     out = tmp_path / "half.safetensors"
-    printed = legr("prune", resnet20, "--arch", "resnet20", "--flops", 0.5, "--align", 1, "--out", out)
+    printed = legr(
+        "prune", resnet20, "--arch", "resnet20", "--flops", 0.5, "--align", 1, "--out", out
+    )
     assert printed.splitlines() == [str(out)]
     assert [p.name for p in tmp_path.iterdir()] == ["half.safetensors"]
     notes = header(out)["notes"]
@@ -81,7 +84,7 @@ def test_range_makes_a_folder_of_nested_networks(resnet20: Path, tmp_path: Path)
         assert Path(row["file"]).stat().st_size == row["bytes"]
         assert row["difference"] < 1e-4
         kept.append({n: set(c) for n, c in header(Path(row["file"]))["kept"].items()})
-    for small, large in zip(kept, kept[1:], strict=False):
+    for small, large in itertools.pairwise(kept):
         assert all(small[name] <= large[name] for name in small)
 
 
@@ -96,7 +99,9 @@ def test_params_target_and_onnx(resnet20: Path, tmp_path: Path) -> None:
     assert np.abs(found - legr_cli.load(out)(x).detach().numpy()).max() < 1e-4
 
 
-def test_a_ranking_changes_the_result_for_every_kind_of_target(resnet20: Path, tmp_path: Path) -> None:
+def test_a_ranking_changes_the_result_for_every_kind_of_target(
+    resnet20: Path, tmp_path: Path
+) -> None:
     layers = json.loads(legr("inspect", resnet20, "--arch", "resnet20", "--json"))["layers"]
     rows = [
         {"name": layer["name"], "filters": layer["channels"], "alpha": 1.0 + i, "kappa": 0.1 * i}
@@ -132,9 +137,14 @@ def test_own_factory_needs_its_name_again(tmp_path: Path, monkeypatch: pytest.Mo
     torch.save(nets.enliven(nets.Residual()).state_dict(), "w.pth")
     args = ("--arch", "mynet:build", "--input", "3x16x16", "--flops", 0.5, "--align", 1)
     legr("prune", "w.pth", *args, "--out", "small.safetensors")
-    with pytest.raises(legr_cli.LegrError, match="your own factory: pass it again as --arch mynet:build"):
+    with pytest.raises(
+        legr_cli.LegrError, match="your own factory: pass it again as --arch mynet:build"
+    ):
         legr_cli.load("small.safetensors")
-    assert legr_cli.load("small.safetensors", "mynet:build")(torch.rand(1, 3, 16, 16)).shape == (1, 7)
+    assert legr_cli.load("small.safetensors", "mynet:build")(torch.rand(1, 3, 16, 16)).shape == (
+        1,
+        7,
+    )
 
 
 def test_python_prune_leaves_the_model() -> None:
@@ -158,7 +168,9 @@ def test_inspect_json() -> None:
     assert layers["conv1"]["flops"] == 3 * 16 * 9 * 32 * 32
     assert layers["linear"]["pinned"] == [{"channels": 10, "by": "the network's output"}]
     assert layers["layer1.0.conv2"]["groups"] == layers["conv1"]["groups"]
-    assert data["flops"] == 40_931_968 == sum(x["flops"] for x in data["layers"]) + data["other_flops"]
+    assert (
+        data["flops"] == 40_931_968 == sum(x["flops"] for x in data["layers"]) + data["other_flops"]
+    )
 
 
 def test_inspect_table_names_what_pins() -> None:
@@ -169,10 +181,14 @@ def test_inspect_table_names_what_pins() -> None:
 
 def test_archs_are_listed() -> None:
     names = legr("inspect", "--archs").split()
-    assert {"resnet56", "vgg13_cifar", "mobilenet_v2_cifar", "resnet50", "densenet121"} <= set(names)
+    assert {"resnet56", "vgg13_cifar", "mobilenet_v2_cifar", "resnet50", "densenet121"} <= set(
+        names
+    )
 
 
-@pytest.mark.parametrize("args", [["--help"], ["prune", "--help"], ["inspect", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["prune", "--help"], ["inspect", "--help"], ["--version"]]
+)
 def test_help_imports_nothing_heavy(args: list[str]) -> None:
     code = (
         "import sys\nfrom legr_cli.cli import app\n"
@@ -198,10 +214,14 @@ def test_module_runs_and_tables_go_to_stderr(tmp_path: Path) -> None:
     assert "Warning" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["shufflenet_v2_x0_5", "regnet_x_400mf", "densenet121", "googlenet"])
+@pytest.mark.parametrize(
+    "name", ["shufflenet_v2_x0_5", "regnet_x_400mf", "densenet121", "googlenet"]
+)
 def test_saved_networks_come_back_the_same(name: str, tmp_path: Path) -> None:
     out = tmp_path / "x.safetensors"
-    legr("prune", f"random:{name}", "--flops", 0.4, "--input", "3x64x64", "--align", 1, "--out", out)
+    legr(
+        "prune", f"random:{name}", "--flops", 0.4, "--input", "3x64x64", "--align", 1, "--out", out
+    )
     network = open_network(str(out))
     assert count_flops(network.model, network.input_shape) == network.notes["flops"]["after"]
     assert torch.isfinite(network.model(torch.rand(1, 3, 64, 64))).all()

@@ -1,6 +1,7 @@
 """The channel engine: trace a network, tie its channels into units, cut units out."""
 
+from legr_cli.channels.couple import couple
 from legr_cli.channels.surgery import apply
-from legr_cli.channels.units import Units, couple
+from legr_cli.channels.units import Units
 
 __all__ = ["Units", "apply", "couple"]

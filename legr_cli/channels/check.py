@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from legr_cli.channels.flow import tensors
 from legr_cli.channels.trace import evaluating
+from legr_cli.channels.twins import tensors
 from legr_cli.channels.units import Kept, Units
 
 
@@ -50,7 +50,7 @@ def disagreement(units: Units, kept: Kept, smaller: nn.Module, exact: bool = Fal
     """
     traced = units.flow.traced
     if exact:
-        traced, smaller = (copy.deepcopy(model).double() for model in (traced, smaller))
+        traced, smaller = copy.deepcopy(traced).double(), copy.deepcopy(smaller).double()
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(1, *units.input_shape, generator=generator).to(next(traced.parameters()))
     expected = tensors(silenced(units, kept, images, traced))

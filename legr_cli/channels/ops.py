@@ -99,7 +99,15 @@ _METHODS: dict[Kind, tuple[str, ...]] = {
 
 _KIND_OF_FUNCTION = {function: kind for kind, row in _FUNCTIONS.items() for function in row}
 _KIND_OF_METHOD = {name: kind for kind, row in _METHODS.items() for name in row}
-RESHAPES = {"view", "reshape", "flatten", "unflatten", torch.flatten, torch.reshape, torch.unflatten}
+RESHAPES = {
+    "view",
+    "reshape",
+    "flatten",
+    "unflatten",
+    torch.flatten,
+    torch.reshape,
+    torch.unflatten,
+}
 RESHAPE_MODULES = (nn.Flatten, nn.Unflatten)
 
 
@@ -109,8 +117,10 @@ def kind_of(node: fx.Node, modules: dict[str, nn.Module]) -> Kind:
         module = modules[str(node.target)]
         rows = (kind for kind, types in _MODULES.items() if isinstance(module, types))
         return next(rows, Kind.UNKNOWN)
-    table = _KIND_OF_FUNCTION if node.op == "call_function" else _KIND_OF_METHOD
-    kind = table.get(node.target, Kind.UNKNOWN)  # type: ignore[call-overload]
+    table: dict[Any, Kind] = (
+        _KIND_OF_FUNCTION if node.op == "call_function" else _KIND_OF_METHOD  # type: ignore[assignment]
+    )
+    kind = table.get(node.target, Kind.UNKNOWN)
     return Kind.UNKNOWN if _pads_with_a_value(node) else kind
 
 
@@ -120,11 +130,11 @@ def _pads_with_a_value(node: fx.Node) -> bool:
         return False
     mode = node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")
     value = node.args[3] if len(node.args) > 3 else node.kwargs.get("value")
-    return mode != "constant" or value not in (None, 0, 0.0)
+    return bool(mode != "constant" or value not in (None, 0, 0.0))
 
 
 def describe(node: fx.Node, modules: dict[str, nn.Module]) -> str:
-    """How an op is named to the user: `LayerNorm (features.1.norm)`, `matmul (in blocks.0.attn)`."""
+    """How an op is named to the user: `LayerNorm (features.1)`, `matmul (in blocks.0.attn)`."""
     if node.op == "call_module":
         return f"{type(modules[str(node.target)]).__name__} ({node.target})"
     if node.op in ("placeholder", "output"):

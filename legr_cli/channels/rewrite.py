@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import fx
 
-from legr_cli.channels.flow import Ids, arguments, narrowed, run, tensors
 from legr_cli.channels.ops import RESHAPE_MODULES, RESHAPES, Kind, describe
+from legr_cli.channels.push import arguments
+from legr_cli.channels.rules import run
+from legr_cli.channels.twins import Ids, narrowed, tensors
 from legr_cli.channels.units import Kept, Units
 
 
@@ -163,7 +165,7 @@ def _shape_op(
         return None  # its parts are gathered one by one
     if wanted[0] is None:
         return None
-    rewrite = _reshape(node, modules, args, wanted[0]) if whole else None
+    rewrite: Rewrite | None = _reshape(node, modules, args, wanted[0]) if whole else None
     rewrite = rewrite or _gather(stage, node, modules)
     if rewrite is None:
         _note(stage, node, modules)
@@ -225,7 +227,9 @@ def _gather(stage: Rehearsal, node: fx.Node, modules: dict[str, Any]) -> Gather 
     view = [-1 if d == dim else 1 for d in range(ndim)]
     spread = [p.reshape(view).expand(twins[n].shape) for p, n in zip(places, sources, strict=True)]
     numbers = [torch.rand(tuple(twins[n].shape)) for n in sources]
-    joined = _attempt(lambda: torch.cat([torch.zeros_like(numbers[0]).narrow(dim, 0, 1), *numbers], dim))
+    joined = _attempt(
+        lambda: torch.cat([torch.zeros_like(numbers[0]).narrow(dim, 0, 1), *numbers], dim)
+    )
     made = _replay(stage, chain, dict(zip(sources, spread, strict=True)), modules)
     redone = _replay(stage, chain, dict(zip(sources, numbers, strict=True)), modules)
     if joined is None or made is None or redone is None:

@@ -51,24 +51,20 @@ def sliced(module: nn.Module, out: torch.Tensor, into: torch.Tensor) -> nn.Modul
     smaller = copy.copy(module)
     axes = axes_of(module)
     for drawer in ("_parameters", "_buffers"):
-        kept = {}
+        kept: dict[str, torch.Tensor | None] = {}
         for name, tensor in getattr(module, drawer).items():
             if tensor is None:
                 kept[name] = None
                 continue
             new = take(tensor.detach(), axes.get(name, Axes()), out, into)
-            kept[name] = (
-                nn.Parameter(new, tensor.requires_grad) if drawer == "_parameters" else new
-            )
+            kept[name] = nn.Parameter(new, tensor.requires_grad) if drawer == "_parameters" else new
         smaller.__dict__[drawer] = kept
     smaller.__dict__["_modules"] = {n: copy.deepcopy(m) for n, m in module._modules.items()}
     _set_widths(smaller, module, len(out), len(into))
     return smaller
 
 
-def take(
-    tensor: torch.Tensor, axes: Axes, out: torch.Tensor, into: torch.Tensor
-) -> torch.Tensor:
+def take(tensor: torch.Tensor, axes: Axes, out: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
     """A copy of `tensor` with only these output and input channels."""
     if axes.out is not None:
         tensor = tensor.index_select(axes.out, out.to(tensor.device))
@@ -113,9 +109,13 @@ def obeys(module: nn.Module, shape: torch.Size) -> bool:
         seed = generator.get_state()
         out = _half(parts, width_out(module), generator)
         into = _half(parts, shape[dim], generator.set_state(seed))
-    x = torch.zeros(shape).index_add(
-        dim, into, torch.randn(*shape[:dim], len(into), *shape[dim + 1 :], generator=generator)
-    ).to(like)
+    x = (
+        torch.zeros(shape)
+        .index_add(
+            dim, into, torch.randn(*shape[:dim], len(into), *shape[dim + 1 :], generator=generator)
+        )
+        .to(like)
+    )
     try:
         with torch.no_grad():
             whole = module(x).index_select(dim, out.to(x.device))

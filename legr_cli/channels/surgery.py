@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from legr_cli.channels.rewrite import Gather, Reshape, play
 from legr_cli.channels.slicing import Axes, sliced, take
+from legr_cli.channels.trace import fetch
 from legr_cli.channels.units import Kept, Units, index
 
 
@@ -60,9 +61,7 @@ def _copy_tensors(units: Units, kept: Kept, root: nn.Module) -> None:
 def _tensor(units: Units, kept: Kept, node: fx.Node, everything: torch.Tensor) -> Any:
     """A parameter or buffer that the graph reads by itself, cut to size."""
     flow, name = units.flow, str(node.target)
-    value: Any = flow.traced
-    for part in name.split("."):
-        value = getattr(value, part)
+    value = fetch(flow.traced, name)
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
     new = value.detach().clone()

@@ -76,6 +76,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def fetch(root: nn.Module, name: str) -> Any:
+    """What a network has at a dotted name: a module, a tensor, a number."""
+    value: Any = root
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
 class TensorShape(tuple[int, ...]):
     """The shape of a tensor that a node gives (a plain tuple is a value of the network's own)."""
 

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
-from legr_cli.channels.flow import Flow, Ids, components, narrowed, push, tensors
-from legr_cli.channels.trace import trace
-from legr_cli.errors import ModelError
+from legr_cli.channels.flow import Flow
+from legr_cli.channels.twins import Ids, components, narrowed, tensors
 
 Kept = np.ndarray  # a bool for each unit
 
@@ -46,28 +44,8 @@ class Units:
         return np.append(kept, True)[self.of(ids)]
 
 
-def couple(model: nn.Module, input_shape: tuple[int, ...]) -> Units:
-    """Trace `model` and tie its channels into units; `model` is left as it was."""
-    from legr_cli.channels.rewrite import rehearse
-
-    flow = push(trace(model), input_shape)
-    while True:
-        units = _units(flow, input_shape)
-        trouble = rehearse(units)
-        if not trouble:
-            break
-        for value, reason in trouble:
-            flow.pin(value, reason)
-    if units.count == 0:
-        reasons = sorted({pin.reason for pin in units.pins})
-        raise ModelError(
-            "no channel of this network can be removed: all are pinned by " + "; ".join(reasons[:3])
-        )
-    return units
-
-
-def _units(flow: Flow, input_shape: tuple[int, ...]) -> Units:
-    """Number the classes of tied ids that hold filters and no pinned channel."""
+def number(flow: Flow, input_shape: tuple[int, ...]) -> Units:
+    """Number the classes of tied ids that hold filters and no pinned channel: the units."""
     label = components(flow.ids, flow.ties)
     reason_of: dict[int, str] = {}
     for ids, reason in flow.pins:

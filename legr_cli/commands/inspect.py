@@ -25,7 +25,7 @@ def inspect(
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
-    archs: Annotated[
+    archs: Annotated[  # noqa: ARG001 (its callback does it all)
         bool,
         typer.Option("--archs", callback=_archs, is_eager=True, help="List all names for --arch."),
     ] = False,
@@ -52,7 +52,7 @@ def inspect(
     if as_json:
         show.emit(_facts(known))
     else:
-        _show(known, _facts(known))
+        _show(_facts(known))
 
 
 def _facts(known: "Study") -> dict[str, Any]:
@@ -61,10 +61,11 @@ def _facts(known: "Study") -> dict[str, Any]:
 
     units, cost = known.units, known.cost
     flops = cost.flops_by_layer(cost.sizes)
-    layers = []
+    layers, of_layers = [], []
     for name, layer in units.flow.layers.items():
         free = units.of(layer.out)
         free = free[free >= 0]
+        of_layers.append(flops[name])
         pins = [{"channels": p.channels, "by": p.reason} for p in units.pins if p.layer == name]
         layers.append(
             {
@@ -73,7 +74,7 @@ def _facts(known: "Study") -> dict[str, Any]:
                 "channels": len(layer.out),
                 "units": len(set(free.tolist())),
                 "groups": sorted(set(cost.group_of[free].tolist())),
-                "flops": round(flops.pop(name)),
+                "flops": round(flops[name]),
                 "pinned": pins,
             }
         )
@@ -86,12 +87,12 @@ def _facts(known: "Study") -> dict[str, Any]:
         "groups": len(cost.sizes),
         "lowest_flops_share": lowest_share(known),
         "layers": layers,
-        "other_flops": known.flops - sum(layer["flops"] for layer in layers),
+        "other_flops": known.flops - round(sum(of_layers)),
         "sha256": known.sha256,
     }
 
 
-def _show(known: "Study", facts: dict[str, Any]) -> None:
+def _show(facts: dict[str, Any]) -> None:
     """The table, on stdout: it is this command's result."""
     from rich.console import Console
 
@@ -99,8 +100,9 @@ def _show(known: "Study", facts: dict[str, Any]) -> None:
 
     size = "x".join(map(str, facts["input"]))
     title = (
-        f"{facts['arch']} on {size}: {show.count(facts['flops'])}FLOPs (fvcore, one multiply-add = 1), "
-        f"{show.count(facts['params'])} parameters, {facts['units']} units in {facts['groups']} groups"
+        f"{facts['arch']} on {size}: {show.count(facts['flops'])}FLOPs by fvcore (one multiply-add "
+        f"= 1), {show.count(facts['params'])} parameters, {facts['units']} units in "
+        f"{facts['groups']} groups"
     )
     columns = ("layer", "kind", "channels", "units", "group", "FLOPs", "share", "pinned by")
     table = show.table(title, *columns, left=("layer", "kind", "pinned by"))

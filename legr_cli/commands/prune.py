@@ -178,12 +178,12 @@ def _show(
         row["params_share"] = row["params"] / known.params
     notes = _notes(known, settings, ranking)
     if as_json:
-        dense = {"flops": known.flops, "params": known.params, "sha256": known.sha256}
-        show.emit({"dense": dense, "align": str(settings.align), "notes": notes, "pruned": rows})
+        whole = {"flops": known.flops, "params": known.params, "sha256": known.sha256}
+        show.emit({"dense": whole, "align": str(settings.align), "notes": notes, "pruned": rows})
         return
-    title = f"{known.network.arch}: {show.count(known.flops)}FLOPs, {show.count(known.params)} parameters"
+    dense = f"{show.count(known.flops)}FLOPs, {show.count(known.params)} parameters"
     columns = ("target", "FLOPs", "share", "params", "share", "file", "s", "kept, layer by layer")
-    table = show.table(title, *columns, left=columns[-1:])
+    table = show.table(f"{known.network.arch}: {dense}", *columns, left=columns[-1:])
     for row in rows:
         [(what, share)] = row["target"].items()
         table.add_row(

@@ -1,5 +1,6 @@
 """What people see: tables and progress on stderr, results on stdout."""
 
+import itertools
 import json
 import sys
 from collections.abc import Iterable
@@ -41,7 +42,11 @@ def count(number: float) -> str:
     """`4.09 G`, `25.6 M`, `512`."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
-            return f"{number / size:.3g} {unit}" if number < 999 * size else f"{number / size:.0f} {unit}"
+            return (
+                f"{number / size:.3g} {unit}"
+                if number < 999 * size
+                else f"{number / size:.0f} {unit}"
+            )
     return f"{number:.0f}"
 
 
@@ -49,6 +54,6 @@ def bar(shares: list[float], width: int = 40) -> str:
     """A character a layer, as high as the share of its channels that stay."""
     if len(shares) > width:
         edges = [round(i * len(shares) / width) for i in range(width + 1)]
-        parts = [shares[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        parts = [shares[a:b] for a, b in itertools.pairwise(edges)]
         shares = [sum(part) / len(part) for part in parts]
     return "".join(_STEPS[max(1, round(share * 8))] for share in shares)

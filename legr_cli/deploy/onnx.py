@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from legr_cli.channels.flow import tensors
 from legr_cli.channels.trace import evaluating
+from legr_cli.channels.twins import tensors
 from legr_cli.errors import LegrError
 
 OPSET = 18  # the oldest that the exporter writes; runtimes for older boards read it
@@ -20,7 +20,7 @@ TOLERANCE = 1e-3  # relative difference that is no rounding any more
 
 
 def export(model: nn.Module, input_shape: tuple[int, ...], path: Path) -> float:
-    """Write `model` for any batch size; the largest relative difference of its output to torch's."""
+    """Write `model` for any batch size; the largest relative difference to torch's output."""
     import onnx
 
     images = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0))

@@ -3,11 +3,11 @@
 import ast
 import functools
 import importlib
-import os
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -117,7 +117,9 @@ def _check_options(arch: Arch) -> None:
     """No option may fetch or read weights; values are plain."""
     for key, value in arch.options.items():
         if key in _NEVER:
-            raise ModelError(f"--arch {arch}: {key} is not allowed here: weights come from CHECKPOINT")
+            raise ModelError(
+                f"--arch {arch}: {key} is not allowed here: weights come from CHECKPOINT"
+            )
         if not isinstance(value, int | float | bool | str):
             raise ModelError(f"--arch {arch}: {key} must be a number or a word")
     if arch.classes is not None and not 1 <= arch.classes <= 1_000_000:
@@ -136,7 +138,9 @@ def _factory(arch: Arch) -> Callable[..., Any]:
         return _timm_factory(name.removeprefix("timm:"))
     if ":" in name:
         return _own_factory(name)
-    raise ModelError(f"unknown --arch {name!r}{_nearest(name)}; `legr inspect --archs` lists them all")
+    raise ModelError(
+        f"unknown --arch {name!r}{_nearest(name)}; `legr inspect --archs` lists them all"
+    )
 
 
 def _nearest(name: str) -> str:
@@ -152,9 +156,7 @@ def _timm_factory(name: str) -> Callable[..., Any]:
     try:
         timm = importlib.import_module("timm")
     except ImportError:
-        raise ModelError(
-            f"--arch timm:{name} needs timm: pip install 'legr-cli[timm]'"
-        ) from None
+        raise ModelError(f"--arch timm:{name} needs timm: pip install 'legr-cli[timm]'") from None
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or not timm.is_model(name):
         raise ModelError(f"timm has no network {name!r}; timm.list_models() names them")
     return functools.partial(timm.create_model, name, pretrained=False)
@@ -163,8 +165,8 @@ def _timm_factory(name: str) -> Callable[..., Any]:
 def _own_factory(name: str) -> Callable[..., Any]:
     """`package.module:factory`, looked up with the current directory on the path."""
     module_name, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):

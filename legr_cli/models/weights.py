@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ PICKLED = (".pt", ".pth", ".th", ".t7", ".tar")
 SAFE = ".safetensors"
 _WRAPPERS = ("state_dict", "model", "net", "model_state_dict")
 _PREFIXES = ("module.", "_orig_mod.")
-_INERT = [  # what training scripts leave beside the weights, and what cannot run code
+_INERT: list[Any] = [  # what training scripts leave beside the weights, and what cannot run code
     argparse.Namespace,
     np.dtype,
     np.float64(0).__reduce__()[0],  # the function that unpickles numpy's numbers
@@ -49,43 +50,51 @@ def _read_safetensors(path: Path) -> tuple[StateDict, dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             notes = file.metadata() or {}
             return {name: file.get_tensor(name) for name in file.keys()}, notes  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        RuntimeError,
+        OverflowError,
+        MemoryError,
+    ) as error:
         raise CheckpointError(f"{path} is no sound safetensors file: {_line(error)}") from error
 
 
 def _read_pickle(path: Path) -> StateDict:
     """The state dict in a file of `torch.save`, read without running any code of it."""
     try:
-        with torch.serialization.safe_globals(_INERT):
+        with torch.serialization.safe_globals(_INERT), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        if "Unsupported" in str(error) or "not an allowed global" in str(error):
-            raise CheckpointError(
-                f"{path} holds pickled objects ({_culprit(error)}), which could run any code; "
-                "legr reads tensors only: save model.state_dict() instead"
-            ) from error
-        raise CheckpointError(f"{path} is damaged or no weights file: {_line(error)}") from error
-    except Exception as error:
+        _, asked, culprit = str(error).partition("GLOBAL ")
+        what = (
+            f"holds pickled objects ({culprit.split(' ')[0]})"
+            if asked
+            else "is damaged or a pickle"
+        )
+        raise CheckpointError(
+            f"{path} {what}; legr reads tensors only: save model.state_dict() with torch.save"
+        ) from error
+    except Exception as error:  # torch.load fails in many ways on files that are not its own
         raise CheckpointError(f"{path} is damaged or no weights file: {_line(error)}") from error
     return _bare(path, found)
 
 
-def _culprit(error: Exception) -> str:
-    """The class or function that a pickle asked for."""
-    words = str(error).split("GLOBAL ")
-    return words[1].split(" ")[0] if len(words) > 1 else "not tensors"
-
-
 def _line(error: Exception) -> str:
-    """The telling line of an error."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1 if "Weights only" in str(error) else 0][:200] if lines else type(error).__name__
+    """The first line of an error's text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _bare(path: Path, found: Any) -> StateDict:
     """Unwrap `state_dict`, `model`, `net` and prefixes of wrappers."""
     for _ in _WRAPPERS:
-        inner = next((found[k] for k in _WRAPPERS if k in found), None) if isinstance(found, dict) else None
+        inner = (
+            next((found[k] for k in _WRAPPERS if k in found), None)
+            if isinstance(found, dict)
+            else None
+        )
         if not isinstance(inner, dict):
             break
         found = inner
@@ -108,7 +117,9 @@ def fill(model: nn.Module, weights: StateDict, arch: Arch, path: str) -> None:
     own = model.state_dict()
     weights = {n: t for n, t in weights.items() if n in own or not n.startswith(TRAINING_ONLY)}
     if "linear.weight" in own and "fc.weight" in weights:
-        weights = {n.replace("fc.", "linear.") if n.startswith("fc.") else n: t for n, t in weights.items()}
+        weights = {
+            n.replace("fc.", "linear.") if n.startswith("fc.") else n: t for n, t in weights.items()
+        }
     for name, tensor in own.items():
         if name.endswith("num_batches_tracked"):  # older files have none
             weights.setdefault(name, torch.zeros_like(tensor, device="cpu"))
@@ -134,7 +145,9 @@ def _on_meta(model: nn.Module) -> bool:
 def _mismatch(name: str, own: StateDict, weights: StateDict, arch: Arch, path: str) -> str:
     """One line on a tensor of the wrong shape, with the option that would mend it."""
     has, wants = tuple(weights[name].shape), tuple(own[name].shape)
-    text = f"{path} does not fit {arch}: {name} is {_by(has)} in the file, {_by(wants)} in the network"
+    text = (
+        f"{path} does not fit {arch}: {name} is {_by(has)} in the file, {_by(wants)} in the network"
+    )
     last = name.rsplit(".", 1)[0]
     head = all(
         weights[n].shape[1:] == t.shape[1:] if n.startswith(last) else weights[n].shape == t.shape

@@ -1,0 +1,267 @@
+"""One rule for each kind of op: what it does to the ids of the channels it reads.
+
+A rule gets the flow, the node, its module (or None) and its arguments with twins in the place of
+tensors. It notes ties, layers and costs, and gives the twin of the op's result; None means that
+the op has no rule after all.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from legr_cli.channels.flow import Flow, Layer, Term
+from legr_cli.channels.ops import CONVOLUTIONS, Kind, describe
+from legr_cli.channels.slicing import Axes, axes_of, groups_of, obeys, width_out
+from legr_cli.channels.trace import TensorShape, fetch
+from legr_cli.channels.twins import Ids, compact, spread, tensors, varies
+
+
+def run(node: fx.Node, modules: dict[str, nn.Module], args: Any, kwargs: Any) -> Any:
+    """Run a node's op on other values, on the CPU whatever device the network is on."""
+    kwargs = {k: v for k, v in kwargs.items() if k != "device"}
+    if node.op == "call_module":
+        return modules[str(node.target)](*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one use of a layer works with."""
+
+    name: str
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    bias_name: str | None
+    groups: int
+    transposed: bool
+    linear: bool
+
+
+def _layer(flow: Flow, node: fx.Node, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
+    """A convolution or linear reads the ids of its input and makes new ones."""
+    call = _module_call(node, module, args) if module else _functional_call(flow, node)
+    if call is None:
+        return None
+    shape, twin = flow.shapes[node], args[0] if args else kwargs["input"]
+    dim = len(shape) - 1 if call.linear else 1
+    into = flow.along(twin, dim)
+    known = flow.layers.get(call.name)
+    out = known.out if known else flow.fresh(shape[dim])
+    if known:  # the same weights once more
+        flow.tie(known.into, into)
+    if call.groups > 1:
+        lines = torch.cat([into.reshape(call.groups, -1), out.reshape(call.groups, -1)], 1)
+        flow.tie(lines, lines[:, :1])
+    kind = "linear" if call.linear else "depthwise" if call.groups == len(into) > 1 else "conv"
+    axes = Axes(int(call.transposed), 1 - int(call.transposed) if call.groups == 1 else None)
+    flow.layers[call.name] = Layer(call.name, kind, call.weight, out, into, axes, call.bias_name)
+    _layer_cost(flow, call, flow.layers[call.name], twin.shape, shape, dim, known is None)
+    return spread(out, dim, shape)
+
+
+def _layer_cost(
+    flow: Flow, call: _Call, layer: Layer, before: Any, after: Any, dim: int, first: bool
+) -> None:
+    """weights × output positions (× input positions if transposed); a multiply-add is one."""
+    cols = layer.into if call.groups == 1 else None
+    pairs = layer.weight.numel() // (len(layer.out) * (1 if cols is None else len(cols)))
+    space = before if call.transposed else after
+    positions = math.prod(space) // (2 * space[dim])
+    flow.terms.append(Term(call.name, pairs * positions, pairs * first, layer.out, cols))
+    if call.bias is not None:
+        flow.terms.append(Term(call.name, 0, int(first), layer.out))
+
+
+def _module_call(node: fx.Node, module: nn.Module, args: Any) -> _Call | None:
+    """What a layer that is a module works with; None when its `forward` breaks the rules."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    transposed, groups = getattr(module, "transposed", False), groups_of(module)
+    if not isinstance(weight, torch.Tensor) or (transposed and groups > 1):
+        return None
+    if len(args) != 1 or not obeys(module, args[0].shape):
+        return None
+    linear = isinstance(module, nn.Linear)
+    return _Call(str(node.target), weight, bias, None, groups, transposed, linear)
+
+
+def _functional_call(flow: Flow, node: fx.Node) -> _Call | None:
+    """What `F.conv2d` or `F.linear` works with, if its weight is a parameter as it is."""
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    nodes = [n for n in (given.get("weight"), given.get("bias")) if n is not None]
+    targets = []
+    for n in nodes:
+        if not isinstance(n, fx.Node) or n.op != "get_attr":
+            return None
+        if any(user.target not in (*CONVOLUTIONS, F.linear) for user in n.users):
+            return None
+        targets.append(str(n.target))
+    weight, *bias = [fetch(flow.traced, target) for target in targets]
+    return _Call(
+        name=targets[0],
+        weight=weight,
+        bias=bias[0] if bias else None,
+        bias_name=targets[1] if bias else None,
+        groups=int(given.get("groups", 1)),  # type: ignore[arg-type]
+        transposed=False,
+        linear=node.target is F.linear,
+    )
+
+
+def _channelwise(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A norm passes ids on; its own numbers go with them."""
+    if isinstance(module, nn.PReLU) and module.num_parameters == 1:
+        return args[0]
+    return _norm(flow, node, module, args, _norm_flops(module))
+
+
+def _groupwise(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """GroupNorm ties each group; with one group it looks at all channels, and has no rule."""
+    assert isinstance(module, nn.GroupNorm)
+    if module.num_groups == 1:
+        return None
+    lines = flow.along(args[0], 1).reshape(module.num_groups, -1)
+    flow.tie(lines, lines[:, :1])
+    return _norm(flow, node, module, args, 5 if module.affine else 4)
+
+
+def _norm(flow: Flow, node: fx.Node, module: nn.Module, args: Any, flops: int) -> Any:
+    """Note the channels of a module with numbers for each channel, and what it costs."""
+    name, shape = str(node.target), flow.shapes[node]
+    if len(args) != 1 or not obeys(module, args[0].shape):
+        return None
+    ids = flow.along(args[0], 1)
+    known = flow.channelwise.get(name)
+    if known is not None:
+        flow.tie(known, ids)
+    flow.channelwise[name] = ids
+    sizes = [p.numel() for n, p in module.named_parameters(recurse=False) if n in axes_of(module)]
+    params = 0 if known is not None else sum(sizes) // width_out(module)
+    positions = math.prod(shape) // (2 * shape[1])
+    flow.terms.append(Term(name, flops * positions, params, ids))
+    return spread(ids, 1, shape)
+
+
+def _norm_flops(module: nn.Module) -> int:
+    """Operations an element, as fvcore counts them in evaluation mode."""
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        return 5 if module.affine else 4
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if module.running_mean is None:
+            return 5 if module.affine else 4
+        return 2 if module.affine else 1
+    return 0
+
+
+def _elementwise(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
+    """Ties operands position by position; one that is spread over channels is pinned."""
+    shape = flow.shapes[node]
+    if not isinstance(shape, TensorShape):
+        return None
+    operands = []
+    for twin in tensors((args, kwargs)):
+        twin = twin.reshape((1,) * (len(shape) - twin.ndim) + twin.shape)
+        wide = [d for d in range(len(shape)) if twin.shape[d] < shape[d]]
+        operands.append((len(wide), wide, twin))
+    full: Ids | None = None
+    for _, wide, twin in sorted(operands, key=lambda operand: operand[0]):
+        if full is not None and any(varies(full, d) for d in wide):
+            modules = {str(node.target): module}
+            flow.pin(twin, f"{describe(node, modules)}, which spreads it over all channels")
+        elif full is not None:
+            flow.tie(twin.expand(shape), full)
+        else:
+            full = twin.expand(shape)
+    return full
+
+
+def _shape(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
+    """Run the op on the ids themselves."""
+    if _indexes(node) and any(flow.has_twin(n) for n in node.all_input_nodes[1:]):
+        return None
+    try:
+        made = run(node, {str(node.target): module}, args, kwargs)
+    except (RuntimeError, TypeError):  # it does not work on whole numbers
+        return None
+    return fx.node.map_aggregate(made, lambda v: _named(flow, v))
+
+
+def _indexes(node: fx.Node) -> bool:
+    """Whether the op takes a tensor of indices beside the tensor that it moves about."""
+    return getattr(node.target, "__name__", node.target) in ("getitem", "index_select")
+
+
+def _named(flow: Flow, value: Any) -> Any:
+    """A twin that a shape op made, with new ids in the place of its zeros."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.long()
+    blank = value == 0
+    if bool(blank.any()):
+        flow.constants.append(flow.fresh(int(blank.sum())))
+        value = value.clone()
+        value[blank] = flow.constants[-1]
+        return value
+    return compact(value)
+
+
+def _spatial(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
+    """Pooling and resizing: each channel goes on as itself."""
+    shape = flow.shapes[node]
+    if not isinstance(shape, TensorShape) or len(shape) < 3 or len(tensors((args, kwargs))) != 1:
+        return None
+    ids = flow.along(args[0], 1)
+    flops = _spatial_flops(node, module, args[0].shape, shape, kwargs)
+    if flops:
+        flow.terms.append(Term(str(node.target if module else node.name), flops, 0, ids))
+    return spread(ids, 1, shape)
+
+
+def _spatial_flops(node: fx.Node, module: Any, into: Any, out: Any, kwargs: Any) -> float:
+    """Operations a channel, as fvcore counts them: adaptive pooling and resizing, in 2-D."""
+    if isinstance(module, nn.AdaptiveAvgPool2d) or node.target is F.adaptive_avg_pool2d:
+        return math.prod(into[2:])
+    if isinstance(module, nn.Upsample) or node.target is F.interpolate:
+        mode = module.mode if module else kwargs.get("mode", "nearest")
+        return {"nearest": 1, "bilinear": 4}.get(mode, 0) * math.prod(out[2:]) * (len(out) == 4)
+    return 0
+
+
+def _reduce(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
+    """Mean, sum, softmax …: fine over space, without a rule over channels."""
+    shape, twin = flow.shapes[node], compact(args[0])
+    default = args[1] if len(args) > 1 else None
+    dims = getattr(module, "dim", None) if module else kwargs.get("dim", default)
+    if dims is None or not isinstance(shape, TensorShape) or len(tensors((args, kwargs))) != 1:
+        return None
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    if any(varies(twin, dim % twin.ndim) for dim in dims):
+        return None
+    if tuple(shape) == tuple(twin.shape):
+        return twin
+    return compact(twin.amax(dims, keepdim=len(shape) == twin.ndim))
+
+
+def _unknown(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
+    """No rule."""
+    return None
+
+
+RULES: dict[Kind, Callable[..., Any]] = {
+    Kind.LAYER: _layer,
+    Kind.CHANNELWISE: _channelwise,
+    Kind.GROUPWISE: _groupwise,
+    Kind.ELEMENTWISE: _elementwise,
+    Kind.SHAPE: _shape,
+    Kind.SPATIAL: _spatial,
+    Kind.REDUCE: _reduce,
+    Kind.UNKNOWN: _unknown,
+}
