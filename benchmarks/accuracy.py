@@ -16,7 +16,11 @@ from legr_cli.models.registry import IMAGENET_STATISTICS
 
 def main(checkpoint: str, arch: str, folder: str) -> None:
     """Print the share of images whose class is right."""
-    steps = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(**IMAGENET_STATISTICS)]
+    steps = [
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(**IMAGENET_STATISTICS),
+    ]
     images = ImageFolder(folder, v2.Compose(steps))
     loader = torch.utils.data.DataLoader(images, 500, num_workers=2)
     model = legr_cli.load(checkpoint, arch or None)

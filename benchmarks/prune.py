@@ -8,7 +8,6 @@ whole command `legr prune random:resnet50 --flops 0.2:0.8:0.1`.
 
 import copy
 import logging
-import os
 import statistics
 import subprocess
 import sys
@@ -70,7 +69,9 @@ def ours(network: Network, folder: Path) -> tuple[float, dict[float, float]]:
     return traced + priced + normed + sum(decisions) + sum(cuts), reached
 
 
-def torch_pruning(network: Network, folder: Path, steps: int = 100) -> tuple[float, dict[float, float]]:
+def torch_pruning(
+    network: Network, folder: Path, steps: int = 100
+) -> tuple[float, dict[float, float]]:
     """The same seven networks with Torch-Pruning: global L2 norm, small steps down to 20 %."""
     import torch_pruning as tp
 
@@ -106,13 +107,16 @@ def torch_pruning(network: Network, folder: Path, steps: int = 100) -> tuple[flo
 
 def command(*args: str) -> tuple[float, float]:
     """Seconds and peak memory (MB) of a `legr` command, imports and all."""
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "legr_cli", *args], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    code = (  # in a small process of its own: a child's peak starts at its parent's size
+        "import resource, subprocess, sys, time\n"
+        "start = time.perf_counter()\n"
+        "subprocess.run(sys.argv[1:], check=True, stdout=-3, stderr=-3)\n"
+        "peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024\n"
+        "print(time.perf_counter() - start, peak)\n"
     )
-    _, status, usage = os.wait4(process.pid, 0)
-    assert status == 0
-    return time.perf_counter() - start, usage.ru_maxrss / 1024
+    whole = [sys.executable, "-c", code, sys.executable, "-m", "legr_cli", *args]
+    seconds, peak = subprocess.run(whole, check=True, capture_output=True, text=True).stdout.split()
+    return float(seconds), float(peak)
 
 
 def main() -> None:
@@ -127,8 +131,10 @@ def main() -> None:
         peer_seconds, peer_reached = torch_pruning(network, folder)
         print("target   legr      Torch-Pruning")
         for share in SHARES:
-            print(f"{share:.0%}      {reached[share]:.3%}   {peer_reached.get(share, float('nan')):.3%}")
-        print(f"seconds  {seconds:.1f}      {peer_seconds:.1f}   ratio {peer_seconds / seconds:.1f}")
+            print(f"{share:.0%}      {reached[share]:.3%}   {peer_reached[share]:.3%}")
+        print(
+            f"seconds  {seconds:.1f}      {peer_seconds:.1f}   ratio {peer_seconds / seconds:.1f}"
+        )
         for shares in ("0.2:0.8:0.1", "0.2,0.3"):
             args = ("prune", "random:resnet50", "--flops", shares, "--out", str(folder / shares))
             spent, memory = command(*args)

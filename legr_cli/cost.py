@@ -144,6 +144,8 @@ class _Axes:
         _, first, group_of, sizes = np.unique(
             signature, return_index=True, return_inverse=True, return_counts=True
         )
+        order = np.argsort(first)  # groups are numbered as they come in the network
+        first, sizes, group_of = first[order], sizes[order], np.argsort(order)[group_of]
         per_unit = np.zeros((len(self.members), len(first)))
         always = np.zeros(len(self.members))
         for axis, members in enumerate(self.members):

@@ -1,5 +1,6 @@
 """The whole of a prune, without files or printing: a network and settings → smaller networks."""
 
+import gc
 import math
 import os
 from collections.abc import Iterator
@@ -100,6 +101,7 @@ def carry_out(
     """Cut, count and check one network after the other; only one is in memory at a time."""
     for target, kept in zip(settings.targets, decided, strict=True):
         yield _carry_out_one(known, ranking, settings, target, kept)
+        gc.collect()  # a graph and its module refer to each other: give their memory back now
 
 
 def _carry_out_one(

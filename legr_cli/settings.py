@@ -78,7 +78,9 @@ class Align:
         return block // np.gcd(block, channels)
 
     def __str__(self) -> str:
-        rule = ", fewer where narrow" if self.narrow and self.block > 1 else ""
+        if self.block == 1:
+            return f"{self.name}: any number of channels, the paper's own cut"
+        rule = ", fewer where narrow" if self.narrow else ""
         return f"{self.name}: multiples of {self.block}{rule}"
 
 

@@ -130,10 +130,11 @@ def _pruned(stage: Rehearsal, twin: Any) -> Any:
     picks = _box(stage, twin)
     if picks is None:
         return None
+    small, shape = narrowed(twin), list(twin.shape)
     for dim, pick in enumerate(picks):
         if pick is not None:
-            twin = twin.index_select(dim, pick)
-    return twin
+            small, shape[dim] = small.index_select(dim, pick), len(pick)
+    return small.expand(shape)
 
 
 def _box(stage: Rehearsal, twin: Ids) -> list[torch.Tensor | None] | None:

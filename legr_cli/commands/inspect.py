@@ -104,8 +104,8 @@ def _show(facts: dict[str, Any]) -> None:
         f"= 1), {show.count(facts['params'])} parameters, {facts['units']} units in "
         f"{facts['groups']} groups"
     )
-    columns = ("layer", "kind", "channels", "units", "group", "FLOPs", "share", "pinned by")
-    table = show.table(title, *columns, left=("layer", "kind", "pinned by"))
+    columns = ("layer", "kind", "channels", "units", "group", "FLOPs", "share", "pinned")
+    table = show.table(title, *columns, left=("layer", "kind"))
     for layer in facts["layers"]:
         table.add_row(
             layer["name"],
@@ -115,7 +115,7 @@ def _show(facts: dict[str, Any]) -> None:
             _few(layer["groups"]),
             show.count(layer["flops"]),
             f"{layer['flops'] / facts['flops']:.1%}",
-            "; ".join(f"{pin['channels']} by {pin['by']}" for pin in layer["pinned"]),
+            str(sum(pin["channels"] for pin in layer["pinned"]) or ""),
         )
     other = facts["other_flops"]
     if other:
@@ -123,9 +123,20 @@ def _show(facts: dict[str, Any]) -> None:
         table.add_row("norms, pools", "", "", "", "", show.count(other), share, "")
     screen = Console(highlight=False)
     screen.print(table)
+    for reason, names in _by_reason(facts["layers"]).items():
+        screen.print(f"pinned by {reason}: {', '.join(names)}", style="dim")
     screen.print(f"lowest target: --flops {facts['lowest_flops_share']:g}", style="dim")
 
 
+def _by_reason(layers: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """For each op that pins, the layers it holds and how many channels of each."""
+    found: dict[str, list[str]] = {}
+    for layer in layers:
+        for pin in layer["pinned"]:
+            found.setdefault(pin["by"], []).append(f"{layer['name']} ({pin['channels']})")
+    return found
+
+
 def _few(groups: list[int]) -> str:
-    """`7`, or `3…12` for a layer whose channels go different ways."""
-    return str(groups[0]) if len(groups) == 1 else f"{groups[0]}…{groups[-1]}" if groups else ""
+    """`7`, or `5 groups` for a layer whose channels go different ways."""
+    return f"{len(groups)} groups" if len(groups) > 1 else "".join(map(str, groups))

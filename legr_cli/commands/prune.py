@@ -114,6 +114,7 @@ def prune(
         for pruned in carry_out(known, learned, settings, decided):
             rows.append(_write(files, pruned, _path(files, out, pruned), onnx))
             rows[-1]["seconds"] = round(time.perf_counter() - start, 3)
+            del pruned
             start = time.perf_counter()
     _show(known, settings, learned, rows, as_json)
 
@@ -182,7 +183,8 @@ def _show(
         show.emit({"dense": whole, "align": str(settings.align), "notes": notes, "pruned": rows})
         return
     dense = f"{show.count(known.flops)}FLOPs, {show.count(known.params)} parameters"
-    columns = ("target", "FLOPs", "share", "params", "share", "file", "s", "kept, layer by layer")
+    screen = show.console()
+    columns = ("target", "FLOPs", "share", "params", "share", "file", "s", "kept by layer")
     table = show.table(f"{known.network.arch}: {dense}", *columns, left=columns[-1:])
     for row in rows:
         [(what, share)] = row["target"].items()
@@ -194,9 +196,8 @@ def _show(
             f"{row['params_share']:.1%}",
             f"{show.count(row['bytes'])}B",
             f"{row['seconds']:.1f}",
-            show.bar([kept / of for kept, of in row["layers"].values()]),
+            show.bar([kept / of for kept, of in row["layers"].values()], screen.width - 60),
         )
-    screen = show.console()
     screen.print(table)
     for note in notes:
         screen.print(note, style="dim")

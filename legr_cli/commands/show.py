@@ -21,9 +21,15 @@ def console() -> Console:
 
 def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:
     """A plain table whose numbers are on the right."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for column in columns:
-        made.add_column(column, justify="left" if column in set(left) else "right")
+        made.add_column(column, justify="left" if column in set(left) else "right", no_wrap=True)
     return made
 
 
@@ -39,19 +45,17 @@ def line(text: str) -> None:
 
 
 def count(number: float) -> str:
-    """`4.09 G`, `25.6 M`, `512`."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    """`4.09 G`, `25.6 M`, `512 `: ready for a unit, and never broken over two lines."""
+    for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
-            return (
-                f"{number / size:.3g} {unit}"
-                if number < 999 * size
-                else f"{number / size:.0f} {unit}"
-            )
-    return f"{number:.0f}"
+            digits = f"{number / size:.3g}" if number < 999.5 * size else f"{number / size:.0f}"
+            return f"{digits}\N{NO-BREAK SPACE}{prefix}"
+    return f"{number:.0f}\N{NO-BREAK SPACE}"
 
 
-def bar(shares: list[float], width: int = 40) -> str:
-    """A character a layer, as high as the share of its channels that stay."""
+def bar(shares: list[float], width: int) -> str:
+    """A character a layer, as high as the share of its channels that stay; few if it is narrow."""
+    width = max(8, width)
     if len(shares) > width:
         edges = [round(i * len(shares) / width) for i in range(width + 1)]
         parts = [shares[a:b] for a, b in itertools.pairwise(edges)]
