@@ -94,8 +94,6 @@ def _facts(known: "Study") -> dict[str, Any]:
 
 def _show(facts: dict[str, Any]) -> None:
     """The table, on stdout: it is this command's result."""
-    from rich.console import Console
-
     from legr_cli.commands import show
 
     size = "x".join(map(str, facts["input"]))
@@ -104,12 +102,12 @@ def _show(facts: dict[str, Any]) -> None:
         f"= 1), {show.count(facts['params'])} parameters, {facts['units']} units in "
         f"{facts['groups']} groups"
     )
-    columns = ("layer", "kind", "channels", "units", "group", "FLOPs", "share", "pinned")
+    columns = ("layer", "kind", "filters", "units", "group", "FLOPs", "share", "pinned")
     table = show.table(title, *columns, left=("layer", "kind"))
     for layer in facts["layers"]:
         table.add_row(
             layer["name"],
-            layer["kind"],
+            layer["kind"].replace("depthwise", "dw conv"),
             str(layer["channels"]),
             str(layer["units"]),
             _few(layer["groups"]),
@@ -121,7 +119,7 @@ def _show(facts: dict[str, Any]) -> None:
     if other:
         share = f"{other / facts['flops']:.1%}"
         table.add_row("norms, pools", "", "", "", "", show.count(other), share, "")
-    screen = Console(highlight=False)
+    screen = show.console(stderr=False)
     screen.print(table)
     for reason, names in _by_reason(facts["layers"]).items():
         screen.print(f"pinned by {reason}: {', '.join(names)}", style="dim")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -14,9 +15,12 @@ from rich.table import Table
 _STEPS = " ▁▂▃▄▅▆▇█"
 
 
-def console() -> Console:
-    """Where people look; results for programs go to stdout."""
-    return Console(stderr=True, highlight=False)
+def console(stderr: bool = True) -> Console:
+    """Where people look; what goes to a file or a pipe is not cut to a width."""
+    screen = Console(stderr=stderr, highlight=False)
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        screen.width = 160
+    return screen
 
 
 def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:
