@@ -109,6 +109,13 @@ def test_the_dense_network_is_not_touched() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_probing_subclasses_leaves_running_statistics() -> None:
+    model = nets.make("subclassed").train()
+    before = model.norm.running_mean.clone()
+    couple(model, nets.INPUT)
+    assert torch.equal(model.norm.running_mean, before)
+
+
 def test_parameter_names_stay() -> None:
     model = nets.make("shuffle view 5")
     units = couple(model, nets.INPUT)

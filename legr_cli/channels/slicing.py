@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from legr_cli.channels.trace import evaluating
+
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.PReLU)
 
 
@@ -100,24 +102,11 @@ def obeys(module: nn.Module, shape: torch.Size) -> bool:
     generator = torch.Generator().manual_seed(0)
     like = tensors[0] if tensors and tensors[0].is_floating_point() else torch.zeros(1)
     dim = len(shape) - 1 if isinstance(module, nn.Linear) else 1
-    parts = max(int(getattr(module, name, 1)) for name in ("groups", "num_groups"))
-    if parts == 1 and isinstance(module, _NORMS):
-        parts = width_out(module)
-    if parts == 1:  # a layer: its outputs and inputs go independently
-        out, into = (_half(width, width, generator) for width in (width_out(module), shape[dim]))
-    else:  # the same groups of both
-        seed = generator.get_state()
-        out = _half(parts, width_out(module), generator)
-        into = _half(parts, shape[dim], generator.set_state(seed))
-    x = (
-        torch.zeros(shape)
-        .index_add(
-            dim, into, torch.randn(*shape[:dim], len(into), *shape[dim + 1 :], generator=generator)
-        )
-        .to(like)
-    )
+    out, into = _half(module, width_out(module), shape[dim], generator)
+    loud = torch.rand(*shape[:dim], len(into), *shape[dim + 1 :], generator=generator)
+    x = torch.zeros(shape).index_copy(dim, into, loud).to(like)
     try:
-        with torch.no_grad():
+        with evaluating(module):
             whole = module(x).index_select(dim, out.to(x.device))
             part = sliced(module, out, into)(x.index_select(dim, into.to(x.device)))
     except (RuntimeError, ValueError, AttributeError, TypeError):
@@ -125,7 +114,21 @@ def obeys(module: nn.Module, shape: torch.Size) -> bool:
     return whole.shape == part.shape and torch.allclose(whole, part, rtol=1e-3, atol=1e-4)
 
 
-def _half(groups: int, width: int, generator: torch.Generator) -> torch.Tensor:
-    """The channels, of `width` in all, of a random half of the groups."""
-    chosen = torch.randperm(groups, generator=generator)[: max(1, groups // 2)].sort().values
-    return torch.arange(width).reshape(groups, -1)[chosen].flatten()
+def _half(
+    module: nn.Module, out: int, into: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A random half of the output and input channels: of each on its own, or by whole groups."""
+
+    def members(groups: int, width: int, chosen: torch.Tensor) -> torch.Tensor:
+        return torch.arange(width).reshape(groups, -1)[chosen].flatten()
+
+    def some(groups: int) -> torch.Tensor:
+        return torch.randperm(groups, generator=generator)[: max(1, groups // 2)].sort().values
+
+    groups = max(int(getattr(module, name, 1)) for name in ("groups", "num_groups"))
+    if groups == 1 and isinstance(module, _NORMS):
+        groups = out
+    if groups == 1:
+        return members(out, out, some(out)), members(into, into, some(into))
+    chosen = some(groups)
+    return members(groups, out, chosen), members(groups, into, chosen)

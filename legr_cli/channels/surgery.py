@@ -11,12 +11,17 @@ from legr_cli.channels.rewrite import Gather, Reshape, play
 from legr_cli.channels.slicing import Axes, sliced, take
 from legr_cli.channels.trace import fetch
 from legr_cli.channels.units import Kept, Units, index
+from legr_cli.errors import ModelError
 
 
 def apply(units: Units, kept: Kept) -> fx.GraphModule:
     """The network with only the kept units; the dense network is not touched."""
     stage = play(units, kept)
-    assert not stage.trouble, f"no way to cut: {stage.trouble[0][1]}"
+    if stage.trouble:
+        raise ModelError(
+            f"{stage.trouble[0][1]} cannot work on so few channels: please report this network; "
+            "another target may do"
+        )
     root = nn.Module()
     graph = fx.Graph()
     flow = units.flow
