@@ -1,0 +1,111 @@
+"""Importance and the budget cut, by numbers worked out by hand."""
+
+import laws
+import nets
+import numpy as np
+import pytest
+import torch
+
+from legr_cli.channels import couple
+from legr_cli.cost import price
+from legr_cli.cut import arrange, cut, floor
+from legr_cli.errors import BudgetError, SettingError
+from legr_cli.ranking import Ranking, Row, filters, identity, importance
+from legr_cli.settings import Align, Target, parse_align, parse_input, parse_targets
+
+
+def test_importance_is_the_sum_over_tied_filters() -> None:
+    """stem and b are tied by the sum: 2·‖stem₃‖² + 5 + 3·‖b₃‖² + 7."""
+    model = nets.make("residual")
+    units = couple(model, nets.INPUT)
+    known = filters(units)
+    rows = {
+        "stem": Row("stem", 13, 2.0, 5.0),
+        "a": Row("a", 23, 1.0, 0.0),
+        "b": Row("b", 13, 3.0, 7.0),
+    }
+    scores = importance(known, Ranking(tuple(rows[name] for name in known.names)))
+    unit = units.of(units.flow.layers["stem"].out)[3]
+    norms = [float(model.get_submodule(n).weight[3].detach().square().sum()) for n in ("stem", "b")]
+    assert scores[unit] == pytest.approx(2 * norms[0] + 5 + 3 * norms[1] + 7)
+    alone = units.of(units.flow.layers["a"].out)[4]
+    assert scores[alone] == pytest.approx(float(model.a.weight[4].detach().square().sum()))
+
+
+def test_without_a_ranking_only_norms_count() -> None:
+    known = filters(couple(nets.make("plain"), nets.INPUT))
+    assert np.array_equal(importance(known, identity(known)), known.norm2[np.argsort(known.unit)])
+
+
+def test_the_weakest_go_first_and_the_best_of_each_layer_stay() -> None:
+    model = nets.make("plain")
+    with torch.no_grad():
+        for i in range(13):
+            model.body[0].weight[i] = 0.01 * (i + 1)  # far below the other layer
+    units = couple(model, nets.INPUT)
+    cost = price(units)
+    known = filters(units)
+    blocks = arrange(units, cost, importance(known, identity(known)), 0.2, Align())
+    lowest = floor(cost, blocks, cost.flops)
+    kept = blocks.kept(cut(cost, blocks, cost.flops, lowest + 0.02), cost)
+    first = np.flatnonzero(units.keeps(kept, units.flow.layers["body.0"].out))
+    assert first.tolist() == [10, 11, 12]  # ⌈0.2 · 13⌉ = 3, the largest
+
+
+def test_out_of_reach_names_the_lowest() -> None:
+    units = couple(nets.make("plain"), nets.INPUT)
+    cost = price(units)
+    blocks = laws.ranked(units, cost)
+    lowest = floor(cost, blocks, cost.flops)
+    with pytest.raises(BudgetError, match=f"the lowest is {lowest:g};"):
+        cut(cost, blocks, cost.flops, lowest - 0.005)
+    cut(cost, blocks, cost.flops, lowest)
+
+
+@pytest.mark.parametrize("name", ["concat", "residual", "shuffle view 5", "pad halves"])
+def test_targets_nest_across_every_tenth_and_fill_the_budget(name: str) -> None:
+    units = couple(nets.make(name), nets.INPUT)
+    cost = price(units)
+    rng = np.random.default_rng(0)
+    lowest = floor(cost, laws.ranked(units, cost), cost.flops)
+    shares = sorted([*rng.uniform(lowest, 1, 30), *(s for s in laws.SHARES if s >= lowest)])
+    plans = {share: laws.plan(units, cost, share) for share in shares}
+    for small in shares:
+        for large in shares:
+            if int(small * 10 + 1e-9) < int(large * 10 + 1e-9):
+                assert not (plans[small] & ~plans[large]).any(), (small, large)
+    for share, kept in plans.items():
+        if not kept.all():
+            laws.law5_under_the_target_and_full(units, cost, kept, share, within=1.0)
+
+
+def test_a_full_budget_keeps_everything() -> None:
+    units = couple(nets.make("concat"), nets.INPUT)
+    assert laws.plan(units, price(units), 1.0).all()
+
+
+def test_parameter_budgets() -> None:
+    units = couple(nets.make("no norm"), nets.INPUT)
+    cost = price(units)
+    blocks = laws.ranked(units, cost)
+    counts = cost.counts(blocks.kept(cut(cost, blocks, cost.params, 0.5), cost))
+    share = cost.of(cost.params, counts) / cost.of(cost.params, cost.sizes)
+    assert 0.45 < share <= 0.5
+
+
+def test_blocks_of_grouped_channels_count_channels() -> None:
+    """Units of 4 channels: a block of 16 channels is 4 units; narrow groups get smaller blocks."""
+    align = parse_align("avx512")
+    widths, channels = np.array([128, 64, 32, 16, 8, 3]), np.array([4, 1, 1, 1, 1, 1])
+    assert align.blocks(widths, channels).tolist() == [4, 16, 8, 4, 2, 1]
+    assert parse_align("6").blocks(widths, channels).tolist() == [3, 6, 6, 6, 6, 6]
+
+
+def test_targets_are_read() -> None:
+    shares = [t.share for t in parse_targets("flops", "0.2:0.8:0.1")]
+    assert shares == [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    assert [t.label for t in parse_targets("params", "0.4,0.125")] == ["params40", "params12.5"]
+    assert [t.share for t in parse_targets("flops", "0.5:0.5:0.1")] == [0.5]
+    assert parse_input("3x96x128") == (3, 96, 128)
+    with pytest.raises(SettingError):
+        Target("flops", 1.01)
