@@ -7,13 +7,16 @@ by **group**: the units that the same tensors share, which cost the same and dif
 import logging
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from legr_cli.channels.trace import evaluating
+from legr_cli.channels.twins import tensors
 from legr_cli.channels.units import Kept, Units
+from legr_cli.errors import ModelError
 
 
 def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
@@ -25,9 +28,33 @@ def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
     with evaluating(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        analysis = FlopCountAnalysis(model, images)
+        analysis = FlopCountAnalysis(_TensorsOnly(model), images)
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-        return int(analysis.total())
+        analysis.set_op_handle("aten::_convolution_mode", _same_padding_flops)
+        try:
+            return int(analysis.total())
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ModelError(f"fvcore cannot count the FLOPs of this network: {reason}") from error
+
+
+def _same_padding_flops(inputs: list[Any], outputs: list[Any]) -> int:
+    """A convolution with padding="same" or "valid", which fvcore would leave out."""
+    from fvcore.nn.jit_handles import conv_flop_count, get_shape
+
+    return int(conv_flop_count(get_shape(inputs[0]), get_shape(inputs[1]), get_shape(outputs[0])))
+
+
+class _TensorsOnly(nn.Module):
+    """A network that gives its tensors and nothing else, as the counter's tracer wants it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors in what the network gives."""
+        return tuple(tensors(self.model(images)))
 
 
 def count_params(model: nn.Module) -> int:
@@ -108,7 +135,11 @@ def price(units: Units) -> Cost:
         coefficients = np.array([float(getattr(term, name)) for term in units.flow.terms])
         bill = Bill(coefficients, np.array(rows), np.array(cols), 0.0)
         rest = total - float(bill.total(dense))
-        assert rest >= 0, f"{name}: the model counts {-rest} more than there are"
+        if rest < 0:
+            raise ModelError(
+                f"fvcore counts {-rest:.0f} {name} fewer than the layers have: "
+                "does the network cut itself off, as by .data?"
+            )
         bills.append(Bill(coefficients, bill.rows, bill.cols, rest))
     channels = np.ones(len(sizes), int)
     for layer in units.flow.layers.values():

@@ -226,7 +226,13 @@ def save_network(network: Network, temporary: Path) -> None:
         "kept": network.kept,
         "notes": network.notes,
     }
-    tensors = {n: t.detach().cpu().contiguous() for n, t in network.model.state_dict().items()}
+    tensors: StateDict = {}
+    for name, tensor in network.model.state_dict().items():
+        own = tensor.detach().cpu().contiguous()
+        shared = any(
+            own.data_ptr() == other.data_ptr() for other in tensors.values() if own.numel()
+        )
+        tensors[name] = own.clone() if shared else own
     try:
         save_file(tensors, temporary, {_KEY: json.dumps(header), "format": "pt"})
     except SafetensorError as error:

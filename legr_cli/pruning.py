@@ -1,7 +1,6 @@
 """The whole of a prune, without files or printing: a network and settings → smaller networks."""
 
 import gc
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from legr_cli.channels.check import disagreement
 from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params, price
 from legr_cli.cut import arrange, cut, floor
-from legr_cli.errors import CheckpointError, LegrError, SettingError
+from legr_cli.errors import LegrError, ModelError, SettingError
 from legr_cli.models.registry import Arch
 from legr_cli.models.weights import fingerprint
 from legr_cli.networks import Network, kept_channels
@@ -134,8 +133,6 @@ def _checked(units: Units, kept: Kept, smaller: nn.Module, target: Target) -> fl
     if difference <= ROUNDING:
         return difference
     difference = disagreement(units, kept, smaller, exact=True)
-    if math.isnan(difference):
-        raise CheckpointError("the network gives no finite numbers: its weights are damaged")
     if difference > ROUNDING:
         raise LegrError(
             f"the network at {target.label} differs from the dense one by {difference:.1e} "
@@ -162,10 +159,17 @@ def prune(
     ranking: str | os.PathLike[str] | None,
 ) -> nn.Module:
     """`legr_cli.prune`: one target, from a module to a module."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    for wrapper in ("module", "_orig_mod"):  # of DataParallel and torch.compile
+        inner = getattr(model, wrapper, None)
+        model = inner if isinstance(inner, nn.Module) else model
     given = [Target(what, s) for what, s in (("flops", flops), ("params", params)) if s is not None]
     if len(given) != 1:
         raise SettingError("pass one of flops and params")
-    settings = Prune(targets=tuple(given), align=parse_align(align), min_keep=min_keep)
+    if not all(type(side) is int and side > 0 for side in input_shape):
+        raise SettingError(f"input_shape must be sizes such as (3, 224, 224), got {input_shape}")
+    settings = Prune(targets=tuple(given), align=parse_align(str(align)), min_keep=min_keep)
     known = study(Network(model, Arch(type(model).__name__), input_shape))
     learned = ranking_for(known, None if ranking is None else Path(ranking))
     decided = plans(known, learned, settings)

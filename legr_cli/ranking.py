@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from legr_cli.channels.units import Units
 from legr_cli.errors import CheckpointError, RankingError
 
 FORMAT, VERSION = "legr-ranking", 1
+LARGEST = 1e30  # of α and κ, so that no sum of importances overflows
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,10 @@ def _row(path: Path, entry: Any) -> Row:
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (alpha, kappa))
     if not isinstance(name, str) or not isinstance(count, int) or not numbers:
         raise RankingError(f"{path}: a row has values of the wrong type: {entry}")
-    if not (math.isfinite(alpha) and math.isfinite(kappa)):
-        raise RankingError(f"{path}: layer '{name}' has alpha {alpha}, kappa {kappa}: not finite")
+    if not (abs(alpha) <= LARGEST and abs(kappa) <= LARGEST):
+        raise RankingError(
+            f"{path}: layer '{name}' has alpha or kappa that is not finite or over {LARGEST:g}"
+        )
     return Row(name, count, float(alpha), float(kappa))
 
 

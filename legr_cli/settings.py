@@ -22,9 +22,9 @@ class Target:
     share: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.share) and 0 < self.share <= 1):
+        if not isinstance(self.share, int | float) or not 0 < self.share <= 1:
             raise SettingError(
-                f"--{self.what} must be over 0 and at most 1, got {self.share:g}: "
+                f"--{self.what} must be over 0 and at most 1, got {self.share}: "
                 "it is the share of the dense network to keep"
             )
 
@@ -127,7 +127,7 @@ class Prune:
     def __post_init__(self) -> None:
         if not self.targets:
             raise SettingError("no target: pass --flops 0.4 or --params 0.4")
-        if not (math.isfinite(self.min_keep) and 0 <= self.min_keep <= 1):
-            raise SettingError(f"--min-keep must be from 0 to 1, got {self.min_keep:g}")
+        if not isinstance(self.min_keep, int | float) or not 0 <= self.min_keep <= 1:
+            raise SettingError(f"--min-keep must be from 0 to 1, got {self.min_keep}")
         if len({target.label for target in self.targets}) < len(self.targets):
             raise SettingError("a target is given twice")

@@ -10,7 +10,7 @@ from torch import nn
 
 from legr_cli.channels import Units, apply
 from legr_cli.channels.check import silenced
-from legr_cli.channels.trace import evaluating
+from legr_cli.channels.trace import evaluating, fetch
 from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params
 from legr_cli.cut import Blocks, arrange, cut, floor
@@ -87,7 +87,7 @@ def _tensors_of(model: nn.Module, name: str, bias: str | None) -> tuple:
     modules = dict(model.named_modules())
     if name in modules:
         return modules[name].weight, modules[name].bias
-    return model.get_parameter(name), model.get_parameter(bias) if bias else None
+    return fetch(model, name), fetch(model, bias) if bias else None
 
 
 def law2_pruned_is_dense_silenced(units: Units, model: nn.Module, kept: Kept) -> None:

@@ -220,7 +220,7 @@ class Norms(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *(conv(3, 35), nn.GroupNorm(5, 35), nn.PReLU(35)),
+            *(nn.Conv2d(3, 35, 3, padding="same"), nn.GroupNorm(5, 35), nn.PReLU(35)),
             *(conv(35, 23), nn.InstanceNorm2d(23, affine=True), nn.PReLU()),
             *(nn.ConvTranspose2d(23, 13, 2, stride=2), nn.ReLU(), nn.Upsample(scale_factor=2)),
         )
@@ -427,6 +427,144 @@ class PinnedByWidth(nn.Module):
         return self.head(F.relu(self.last(x / x.size(1))))
 
 
+class Blur(nn.Module):
+    """conv13 - a fixed kernel for each channel: a buffer, by function - conv23 - head"""
+
+    def __init__(self, dynamic: bool) -> None:
+        super().__init__()
+        self.stem, self.last, self.dynamic = conv(3, 13), conv(13, 23), dynamic
+        self.register_buffer("kernel", torch.rand(13, 1, 3, 3))
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        groups = x.shape[1] if self.dynamic else 13
+        return self.head(F.relu(self.last(F.conv2d(x, self.kernel, stride=2, groups=groups))))
+
+
+class Numbers(nn.Module):
+    """conv13 × a learnable number, × whole numbers for each channel, GeM pooling - fc"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = conv(3, 13), nn.Linear(13, CLASSES)
+        self.scale, self.power = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.tensor([3.0]))
+        self.register_buffer("whole", torch.arange(20, 33).reshape(1, 13, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x) * self.scale * self.whole
+        x = x.abs().pow(self.power).mean((2, 3)).pow(1.0 / self.power)
+        return self.last(x)
+
+
+class InPlace(nn.Module):
+    """conv13 - relu in place, its result unused - conv23 - += - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = conv(3, 13), conv(13, 23), conv(13, 23)
+        self.act, self.head = nn.ReLU(inplace=True), head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        self.act(x)
+        y = self.a(x)
+        y.add_(self.b(x)).clamp_(-0.5, 0.5)
+        F.relu(y, inplace=True)
+        return self.head(y)
+
+
+class Keywords(nn.Module):
+    """conv13 - norm - conv23 - mean - fc, every call by keyword, and an option of forward"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.last = conv(3, 13), nn.BatchNorm2d(13), conv(13, 23)
+        self.fc = nn.Linear(23, CLASSES)
+
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        x = self.last(input=F.relu(input=self.norm(input=self.stem(input=x)))) * scale
+        return self.fc(input=torch.mean(input=x, dim=(2, 3)))
+
+
+class Parts(nn.Module):
+    """conv26 - list(chunk) - conv13 on the last part, appended - cat(39) - conv23 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.side, self.last = conv(3, 26), conv(13, 13), conv(39, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = list(F.relu(self.stem(x)).chunk(2, 1))
+        parts.append(self.side(parts[-1]))
+        return self.head(F.relu(self.last(torch.cat(parts, 1))))
+
+
+class SharedNorm(nn.Module):
+    """conv13 - norm - conv13 - a norm with the same numbers - conv23 - head: both 13 are pinned"""
+
+    pinned: ClassVar = dict.fromkeys(("stem", "middle"), "weights shared by norm1 and norm2")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.middle, self.last = conv(3, 13), conv(13, 13), conv(13, 23)
+        self.norm1, self.norm2 = nn.BatchNorm2d(13), nn.BatchNorm2d(13)
+        self.norm2.weight, self.norm2.bias = self.norm1.weight, self.norm1.bias
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.norm2(self.middle(F.relu(self.norm1(self.stem(x))))))
+        return self.head(F.relu(self.last(x)))
+
+
+class PinnedByHooks(nn.Module):
+    """conv13 - conv23 whose output a hook flips - conv29 - head: 13 and 23 are pinned"""
+
+    pinned: ClassVar = {"stem": "Conv2d (odd), which has hooks", "odd": "Conv2d (odd)"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.odd, self.last = conv(3, 13), conv(13, 23), conv(23, 29)
+        self.odd.register_forward_hook(lambda *call: call[-1].flip(1))
+        self.head = head(29)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(F.relu(self.last(F.relu(self.odd(self.stem(x))))))
+
+
+class PinnedByView(nn.Module):
+    """conv13, every second channel changed in place through a view - conv23 - head: 13 is pinned"""
+
+    pinned: ClassVar = {"stem": "relu_"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = conv(3, 13), conv(13, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x[:, ::2].relu_()
+        return self.head(F.relu(self.last(x)))
+
+
+class PinnedByMax(nn.Module):
+    """conv13 ─┬─ max over channels (a pair comes out) - conv1 ─(×)─ conv23 - head: 13 is pinned"""
+
+    pinned: ClassVar = {"stem": "max", "map": "mul, which spreads it over all channels"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.map, self.last = conv(3, 13), conv(1, 1), conv(13, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        x = x * torch.sigmoid(self.map(torch.max(x, 1, keepdim=True)[0]))
+        return self.head(F.relu(self.last(x)))
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "plain": Plain,
     "no norm": NoNorm,
@@ -453,6 +591,16 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "twice": Twice,
     "frozen": Frozen,
     "subclassed": Subclassed,
+    "blur": lambda: Blur(False),
+    "blur by shape": lambda: Blur(True),
+    "numbers": Numbers,
+    "in place": InPlace,
+    "keywords": Keywords,
+    "parts": Parts,
+    "shared norm": SharedNorm,
+    "pinned by hooks": PinnedByHooks,
+    "pinned by view": PinnedByView,
+    "pinned by max": PinnedByMax,
     "pinned by standardised": PinnedByStandardised,
     "pinned by layer norm": PinnedByLayerNorm,
     "pinned by attention": PinnedByAttention,

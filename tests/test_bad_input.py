@@ -124,6 +124,11 @@ def test_pickled_module(here: Path) -> None:
     assert "save model.state_dict()" in line
 
 
+def test_tensors_of_other_kinds() -> None:
+    torch.save({"conv1.weight": torch.rand(3, 3).to_sparse()}, "sparse.pth")
+    assert "sparse, quantised or complex" in refuses_checkpoint("sparse.pth")
+
+
 def test_no_state_dict() -> None:
     torch.save({"epoch": 3, "state_dict": {}}, "empty.pth")
     assert "holds no state dict" in refuses_checkpoint("empty.pth")
@@ -390,6 +395,7 @@ def test_a_good_ranking_is_taken(weights: Path) -> None:
         (lambda d: d["layers"][0].update(filters=17), "has 17 filters for layer 'conv1'"),
         (lambda d: d["layers"][0].update(alpha=float("nan")), "not finite"),
         (lambda d: d["layers"][0].update(kappa=float("inf")), "not finite"),
+        (lambda d: d["layers"][0].update(alpha=10**400), "not finite or over"),
         (lambda d: d["layers"][0].update(alpha="1"), "wrong type"),
         (lambda d: d["layers"][0].pop("kappa"), "a row needs"),
         (lambda d: d["layers"].insert(0, "row"), "a row needs"),
@@ -438,6 +444,7 @@ def test_output_forms(weights: Path) -> None:
     )
     assert "name a .safetensors file" in refused(*args, "0.4", "--out", "o.pth")
     assert "is a file, not a folder" in refused(*args, "0.4,0.5", "--out", "taken")
+    assert "File name too long" in refused(*args, "0.4", "--out", "o" * 300 + ".safetensors")
     assert "given twice" in refused(*args, "0.4,0.4", "--out", "nets")
 
 

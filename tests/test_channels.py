@@ -1,6 +1,7 @@
 """The channel engine on tiny networks: every kind of wiring, every law."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import laws
 import nets
@@ -156,6 +157,38 @@ def test_functional_dropout_works_again_in_training() -> None:
     assert torch.equal(smaller(x), smaller(x))
     smaller.train()
     assert not torch.equal(smaller(x), smaller(x))
+
+
+def test_structured_outputs() -> None:
+    class Result(NamedTuple):
+        logits: torch.Tensor
+        width: int
+
+    class Structured(nets.Plain):
+        def forward(self, x: torch.Tensor) -> tuple:
+            x = self.body(x)
+            return Result(self.head(x), x.dim()), {"mean": x.mean((1, 2, 3))}
+
+    model = nets.enliven(Structured().double())
+    units = couple(model, nets.INPUT)
+    assert {p.layer for p in units.pins} == {"body.3", "head.2"}  # the mean looks at all channels
+    kept = np.arange(units.count) % 2 == 0
+    laws.law3_cost_is_fvcores(units, price(units), kept)
+    result, features = apply(units, kept)(torch.rand(2, *nets.INPUT).double())
+    assert result.logits.shape == (2, nets.CLASSES)
+    assert features["mean"].shape == (2,)
+
+
+def test_code_that_tracing_does_not_see_is_an_error() -> None:
+    class Aliased(nets.Plain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.body[0](x)
+            same = x
+            x += 1  # torch.fx makes a new tensor of it
+            return self.head(self.body[3](same))
+
+    with pytest.raises(ModelError, match="does not compute what the network does"):
+        couple(nets.enliven(Aliased()), nets.INPUT)
 
 
 def test_shared_weights_are_pinned() -> None:

@@ -154,6 +154,23 @@ def test_python_prune_leaves_the_model() -> None:
     assert count_flops(smaller, nets.INPUT) <= 0.5 * before == 0.5 * count_flops(model, nets.INPUT)
 
 
+def test_python_prune_unwraps_and_checks() -> None:
+    model = nets.make("concat").float()
+    smaller = legr_cli.prune(torch.nn.DataParallel(model), nets.INPUT, params=0.5, align="1")
+    assert "stem.weight" in smaller.state_dict()
+    for wrong in (
+        {},
+        {"flops": 0.5, "params": 0.5},
+        {"flops": "0.5"},
+        {"flops": 0.5, "align": None},
+    ):
+        with pytest.raises(legr_cli.LegrError):
+            legr_cli.prune(model, nets.INPUT, **wrong)
+    for bad_model, shape in ((model, (3, -1, 4)), (model, "3x4x4"), (3, nets.INPUT)):
+        with pytest.raises(legr_cli.LegrError):
+            legr_cli.prune(bad_model, shape, flops=0.5)
+
+
 def test_align_is_said_and_kept(tmp_path: Path) -> None:
     args = ("prune", "random:resnet18", "--flops", "0.5", "--align", "avx512", "--input", "3x64x64")
     data = json.loads(legr(*args, "--json", "--out", tmp_path / "x.safetensors"))

@@ -52,7 +52,7 @@ def disagreement(units: Units, kept: Kept, smaller: nn.Module, exact: bool = Fal
     if exact:
         traced, smaller = copy.deepcopy(traced).double(), copy.deepcopy(smaller).double()
     generator = torch.Generator().manual_seed(0)
-    images = torch.rand(1, *units.input_shape, generator=generator).to(next(traced.parameters()))
+    images = torch.rand(2, *units.input_shape, generator=generator).to(next(traced.parameters()))
     expected = tensors(silenced(units, kept, images, traced))
     with evaluating(smaller):
         found = tensors(smaller(images))
@@ -62,6 +62,9 @@ def disagreement(units: Units, kept: Kept, smaller: nn.Module, exact: bool = Fal
 
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference relative to the largest value of `a`."""
-    scale = float(a.abs().max())
-    return float((a - b).abs().max()) / (scale or 1.0)
+    """The largest difference relative to the largest value of `a`; infinite if only one is NaN."""
+    a, b = a.double(), b.double()
+    alike = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(alike, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf)
+    scale = float(a[a.isfinite()].abs().max()) if bool(a.isfinite().any()) else 1.0
+    return float(gap.max()) / (scale or 1.0) if gap.numel() else 0.0

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from legr_cli.channels.ops import Kind
 from legr_cli.channels.slicing import Axes
@@ -50,7 +50,20 @@ class Flow:
     pins: list[tuple[Ids, str]] = field(default_factory=list)
     strangers: dict[str, int] = field(default_factory=dict)  # layers without a rule: their width
     constants: list[Ids] = field(default_factory=list)  # of padding: no layer makes them
+    owned: list[tuple[str, torch.Tensor, list[Ids]]] = field(default_factory=list)
+    counted: set[int] = field(default_factory=set)
     ids: int = 1
+
+    def own(self, name: str, tensor: torch.Tensor | None, *ids: Ids) -> None:
+        """Note whose tensor this is and which ids it follows."""
+        if tensor is not None:
+            self.owned.append((name, tensor, list(ids)))
+
+    def counts(self, tensor: torch.Tensor | None) -> bool:
+        """Whether a tensor is a parameter that was not counted before."""
+        fresh = isinstance(tensor, nn.Parameter) and id(tensor) not in self.counted
+        self.counted.add(id(tensor))
+        return fresh
 
     def has_twin(self, node: fx.Node) -> bool:
         """Whether a node gives tensors of channels, not plain values, indices or weights."""
@@ -70,7 +83,7 @@ class Flow:
 
     def along(self, twin: Ids, dim: int) -> Ids:
         """One id for each index of `dim`; several ids at one index are tied."""
-        lines = narrowed(twin, but=dim).movedim(dim, 0).flatten(1)
+        lines = narrowed(twin, but=dim).movedim(dim, 0).unsqueeze(-1).flatten(1)
         if lines.shape[1] > 1:
             self.tie(lines, lines[:, :1])
         return lines[:, 0].clone()

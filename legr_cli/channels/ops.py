@@ -63,7 +63,10 @@ _FUNCTIONS: dict[Kind, tuple[Any, ...]] = {
         *(operator.truediv, operator.itruediv, operator.pow, operator.neg),
         *(torch.add, torch.sub, torch.mul, torch.div, torch.true_divide, torch.pow, torch.neg),
         *(torch.abs, torch.exp, torch.log, torch.sqrt, torch.rsqrt, torch.square, torch.clamp),
-        *(torch.minimum, torch.maximum, torch.clone),
+        *(torch.minimum, torch.maximum, torch.clone, torch.clip, torch.clamp_min, torch.clamp_max),
+        *(torch.erf, torch.sin, torch.cos, torch.sign, torch.log1p, torch.expm1, torch.reciprocal),
+        *(F.leaky_relu_, F.hardtanh_, F.elu_, F.threshold, F.rrelu, F.dropout1d, F.dropout3d),
+        *(F.alpha_dropout, F.feature_alpha_dropout, torch.round, torch.floor, torch.ceil),
     ),
     Kind.SHAPE: (
         *(torch.cat, torch.concat, torch.concatenate, torch.stack, torch.chunk, torch.split),
@@ -86,6 +89,7 @@ _METHODS: dict[Kind, tuple[str, ...]] = {
     Kind.ELEMENTWISE: (
         *("relu", "relu_", "sigmoid", "sigmoid_", "tanh", "add", "add_", "sub", "sub_", "mul"),
         *("mul_", "div", "div_", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "square"),
+        *("clip", "clip_", "clamp_min", "clamp_max", "erf", "sin", "cos", "sign", "reciprocal"),
         *("clamp", "clamp_", "clone", "detach", "float", "half", "double", "to", "type_as"),
     ),
     Kind.SHAPE: (
@@ -100,13 +104,8 @@ _METHODS: dict[Kind, tuple[str, ...]] = {
 _KIND_OF_FUNCTION = {function: kind for kind, row in _FUNCTIONS.items() for function in row}
 _KIND_OF_METHOD = {name: kind for kind, row in _METHODS.items() for name in row}
 RESHAPES = {
-    "view",
-    "reshape",
-    "flatten",
-    "unflatten",
-    torch.flatten,
-    torch.reshape,
-    torch.unflatten,
+    *("reshape", "flatten", "unflatten", "squeeze"),
+    *(torch.reshape, torch.flatten, torch.unflatten, torch.squeeze),
 }
 RESHAPE_MODULES = (nn.Flatten, nn.Unflatten)
 

@@ -11,19 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from legr_cli.channels.flow import Flow, Layer, Term
+from legr_cli.channels.flow import Flow, Term
 from legr_cli.channels.ops import CONVOLUTIONS, Kind, describe, kind_of
-from legr_cli.channels.rules import RULES
+from legr_cli.channels.rules import RULES, asks_for_shape, indexes
 from legr_cli.channels.slicing import width_out
-from legr_cli.channels.trace import TensorShape, fetch, shapes
-from legr_cli.channels.twins import spread, tensors
+from legr_cli.channels.trace import TensorShape, fetch, in_place
+from legr_cli.channels.twins import Ids, spread, tensors
 
 
-def push(traced: fx.GraphModule, input_shape: tuple[int, ...]) -> Flow:
-    """Push ids through `traced`; the example has two images, so that no batch is a broadcast."""
-    tensor = next(traced.parameters(), torch.zeros(()))
-    example = torch.zeros(2, *input_shape, dtype=tensor.dtype, device=tensor.device)
-    flow = Flow(traced, shapes(traced, example))
+def push(traced: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Flow:
+    """Push ids through `traced`, whose values are known from a run on two images."""
+    flow = Flow(traced, shapes)
     flow.pin(torch.zeros(1, dtype=torch.long), "weights that are computed on")
     modules = dict(traced.named_modules())
     for node in traced.graph.nodes:
@@ -36,29 +34,61 @@ def _push_node(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> Any:
     """The twin of what `node` gives, after noting what it ties, makes and pins."""
     shape = flow.shapes[node]
     if node.op == "placeholder":
-        ids = flow.fresh(shape[1]) if len(shape) > 1 else flow.fresh(1)
-        flow.pin(ids, describe(node, modules))
-        return spread(ids, 1, shape)
+        return _image(flow, node, shape)
     if node.op == "get_attr":
         return _attribute(flow, node)
     args, kwargs = arguments(node, flow.twins)
     if node.op == "output":
         flow.pin(args, describe(node, modules))
         return args
+    module = modules[str(node.target)] if node.op == "call_module" else None
     if not _has_shape(shape):
+        if not asks_for_shape(flow, node):
+            flow.pin((args, kwargs), describe(node, modules))
         return shape  # a plain value: a size, a number, a dtype
     flow.kinds[node] = kind = kind_of(node, modules)
-    module = modules[str(node.target)] if node.op == "call_module" else None
     twin = None
-    if tensors((args, kwargs)) or kind is Kind.SHAPE:
+    hooked, base = _has_hooks(module), _base_of_view(flow, node, modules)
+    if not hooked and base is None and (tensors((args, kwargs)) or kind is Kind.SHAPE):
         twin = RULES[kind](flow, node, module, args, kwargs)
     if twin is None:
         if module is not None and kind is Kind.LAYER:
             flow.strangers[str(node.target)] = width_out(module)
         flow.kinds[node] = Kind.UNKNOWN
-        flow.pin((args, kwargs), describe(node, modules))
-        twin = _pinned(flow, shape, describe(node, modules))
+        reason = describe(node, modules) + (", which has hooks" if hooked else "")
+        flow.pin((args, kwargs, flow.twins[base] if base else ()), reason)
+        twin = _pinned(flow, shape, reason)
     return twin
+
+
+def _image(flow: Flow, node: fx.Node, shape: Any) -> Any:
+    """An input of the network; an option of `forward` is a plain value."""
+    if not isinstance(shape, TensorShape):
+        return shape
+    ids = flow.fresh(shape[1] if len(shape) > 1 else 1)
+    flow.pin(ids, describe(node, {}))
+    return spread(ids, 1, shape)
+
+
+def _has_hooks(module: nn.Module | None) -> bool:
+    """Whether code runs around the module that the graph does not show (weight norm, masks)."""
+    return module is not None and bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _base_of_view(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
+    """The tensor of which an op changes a part in place, if it is read again later on."""
+    if not in_place(node, modules) or not node.all_input_nodes:
+        return None
+    root = node.all_input_nodes[0]
+    while flow.kinds.get(root) is Kind.SHAPE and root.all_input_nodes:
+        root = root.all_input_nodes[0]
+    if root is node.all_input_nodes[0]:
+        return None
+    views, later = [root], set()
+    for view in views:
+        views += [user for user in view.users if flow.kinds.get(user) is Kind.SHAPE]
+        later |= {user for user in view.users if user > node}
+    return root if later else None
 
 
 def arguments(node: fx.Node, values: dict[fx.Node, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -87,33 +117,33 @@ def _pinned(flow: Flow, shape: Any, reason: str) -> Any:
     if isinstance(shape, dict):
         return {key: _pinned(flow, value, reason) for key, value in shape.items()}
     if isinstance(shape, tuple | list):
-        return type(shape)(_pinned(flow, value, reason) for value in shape)
+        return [_pinned(flow, value, reason) for value in shape]
     return shape
 
 
 def _attribute(flow: Flow, node: fx.Node) -> Any:
-    """A tensor of the network: an index is a plain value, all else has an id an element."""
+    """A tensor of the network: an index or a weight is a value, all else has an id an element."""
     name = str(node.target)
     value = fetch(flow.traced, name)
     if not isinstance(value, torch.Tensor):
         return value
-    if not value.is_floating_point():
+    if node.users and all(indexes(user) and user.args[0] is not node for user in node.users):
         return value.cpu()
-    if any(user.target in (*CONVOLUTIONS, F.linear) for user in node.users):
-        return torch.zeros((), dtype=torch.long).expand(value.shape)  # a layer's weight
+    if any(user.target in (*CONVOLUTIONS, F.linear) for user in node.users) or value.numel() == 1:
+        return torch.zeros((), dtype=torch.long).expand(value.shape)
     if name not in flow.channelwise:
         twin = flow.fresh(value.numel()).reshape(value.shape)
         flow.channelwise[name] = twin
-        if isinstance(value, nn.Parameter):
+        flow.own(name, value, twin.flatten())
+        if flow.counts(value):
             flow.terms.append(Term(name, 0.0, 1, twin.flatten()))
     return flow.channelwise[name]
 
 
 def _pin_shared_tensors(flow: Flow) -> None:
-    """A parameter that two layers share cannot be cut for one of them."""
-    owners: dict[int, Layer] = {}
-    for layer in flow.layers.values():
-        other = owners.setdefault(id(layer.weight), layer)
-        if other is not layer:
-            reason = f"weights shared by {other.name} and {layer.name}"
-            flow.pin([other.out, other.into, layer.out, layer.into], reason)
+    """A tensor that two layers or norms share cannot be cut for one of them."""
+    owners: dict[int, tuple[str, list[Ids]]] = {}
+    for name, tensor, ids in flow.owned:
+        first, theirs = owners.setdefault(id(tensor), (name, ids))
+        if first != name:
+            flow.pin([theirs, ids], f"weights shared by {first} and {name}")

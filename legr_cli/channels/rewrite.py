@@ -14,16 +14,16 @@ from torch import fx
 
 from legr_cli.channels.ops import RESHAPE_MODULES, RESHAPES, Kind, describe
 from legr_cli.channels.push import arguments
-from legr_cli.channels.rules import run
+from legr_cli.channels.rules import asks_for_shape, run
 from legr_cli.channels.twins import Ids, narrowed, tensors
 from legr_cli.channels.units import Kept, Units
 
 
 @dataclass(frozen=True)
 class Reshape:
-    """Reshape the op's input to these sizes."""
+    """Reshape the op's input to these sizes, some of which the network computes."""
 
-    sizes: tuple[int, ...]
+    sizes: tuple[int | fx.Node, ...]
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,12 @@ def _play_node(stage: Rehearsal, node: fx.Node, modules: dict[str, Any]) -> Any:
         return _plain_value(stage, node, modules, args, kwargs)
     if kind is Kind.SHAPE:
         return _shape_op(stage, node, modules, args, kwargs)
+    if kind is Kind.UNKNOWN:
+        return dense  # it reads and gives only what stays
     twin = _pruned(stage, dense)
     ragged = twin is None or any(stage.values[n] is None for n in node.all_input_nodes)
-    if ragged or _numbers(args, kwargs) != _numbers(*arguments(node, flow.twins)):
+    numbers = kind is not Kind.LAYER and _numbers(args, kwargs)  # surgery sets a layer's own
+    if ragged or (numbers and numbers != _numbers(*arguments(node, flow.twins))):
         _note(stage, node, modules)
     return twin
 
@@ -98,13 +101,15 @@ def _plain_value(
     stage: Rehearsal, node: fx.Node, modules: dict[str, Any], args: Any, kwargs: Any
 ) -> Any:
     """A size or number, computed again on the pruned twins."""
-    if any(stage.values[n] is None for n in node.all_input_nodes):
+    flow = stage.units.flow
+    twins = [n for n in node.all_input_nodes if flow.has_twin(n)]
+    if any(stage.values[n] is None for n in twins):
         _note(stage, node, modules)
-        return stage.units.flow.twins[node]
-    if not node.all_input_nodes:
-        return stage.units.flow.twins[node]
+        return flow.twins[node]
+    if not node.all_input_nodes or not asks_for_shape(flow, node):
+        return flow.twins[node]
     value = run(node, modules, args, kwargs)
-    return stage.units.flow.twins[node] if isinstance(value, torch.dtype | torch.device) else value
+    return flow.twins[node] if isinstance(value, torch.dtype | torch.device | bool) else value
 
 
 def _numbers(args: Any, kwargs: Any) -> list[Any]:
@@ -143,7 +148,7 @@ def _box(stage: Rehearsal, twin: Ids) -> list[torch.Tensor | None] | None:
     stays = torch.from_numpy(stage.units.keeps(stage.kept, small.reshape(-1))).reshape(small.shape)
     picks: list[torch.Tensor | None] = [None] * twin.ndim
     for dim in range(twin.ndim):
-        line = stays.movedim(dim, 0).flatten(1).any(1)
+        line = stays.movedim(dim, 0).unsqueeze(-1).flatten(1).any(1)
         if not bool(line.all()):
             picks[dim] = line.nonzero().flatten()
             stays = stays.index_select(dim, picks[dim])  # type: ignore[arg-type]
@@ -166,7 +171,7 @@ def _shape_op(
         return None  # its parts are gathered one by one
     if wanted[0] is None:
         return None
-    rewrite: Rewrite | None = _reshape(node, modules, args, wanted[0]) if whole else None
+    rewrite: Rewrite | None = _reshape(stage, node, modules, args, wanted[0]) if whole else None
     rewrite = rewrite or _gather(stage, node, modules)
     if rewrite is None:
         _note(stage, node, modules)
@@ -197,7 +202,9 @@ def _same(made: Any, wanted: list[Ids], constants: list[Ids]) -> bool:
     return True
 
 
-def _reshape(node: fx.Node, modules: dict[str, Any], args: Any, wanted: Ids) -> Reshape | None:
+def _reshape(
+    stage: Rehearsal, node: fx.Node, modules: dict[str, Any], args: Any, wanted: Ids
+) -> Reshape | None:
     """The same reshape to the pruned sizes, if that puts every id in its place."""
     module = modules.get(str(node.target)) if node.op == "call_module" else None
     if node.target not in RESHAPES and not isinstance(module, RESHAPE_MODULES):
@@ -205,7 +212,14 @@ def _reshape(node: fx.Node, modules: dict[str, Any], args: Any, wanted: Ids) -> 
     made = _attempt(lambda: args[0].reshape(wanted.shape))
     if made is None or not torch.equal(made, wanted):
         return None
-    return Reshape((-1, *wanted.shape[1:]))
+    sizes = node.args[1:]
+    if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
+        sizes = tuple(sizes[0])
+    if node.target not in ("reshape", torch.reshape) or len(sizes) != wanted.ndim:
+        return Reshape((-1, *wanted.shape[1:]))
+    dense = stage.units.flow.twins[node].shape  # what does not change may depend on the image
+    pairs = zip(sizes, dense, wanted.shape, strict=True)
+    return Reshape(tuple(size if was == now else now for size, was, now in pairs))  # type: ignore[misc]
 
 
 def _gather(stage: Rehearsal, node: fx.Node, modules: dict[str, Any]) -> Gather | None:

@@ -47,10 +47,10 @@ class _Call:
 
 def _layer(flow: Flow, node: fx.Node, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
     """A convolution or linear reads the ids of its input and makes new ones."""
-    call = _module_call(node, module, args) if module else _functional_call(flow, node)
+    call = _module_call(node, module, args, kwargs) if module else _functional_call(flow, node)
     if call is None:
         return None
-    shape, twin = flow.shapes[node], args[0] if args else kwargs["input"]
+    shape, twin = flow.shapes[node], _first(args, kwargs)
     dim = len(shape) - 1 if call.linear else 1
     into = flow.along(twin, dim)
     known = flow.layers.get(call.name)
@@ -63,30 +63,37 @@ def _layer(flow: Flow, node: fx.Node, module: nn.Module | None, args: Any, kwarg
     kind = "linear" if call.linear else "depthwise" if call.groups == len(into) > 1 else "conv"
     axes = Axes(int(call.transposed), 1 - int(call.transposed) if call.groups == 1 else None)
     flow.layers[call.name] = Layer(call.name, kind, call.weight, out, into, axes, call.bias_name)
-    _layer_cost(flow, call, flow.layers[call.name], twin.shape, shape, dim, known is None)
+    if not known:
+        flow.own(call.name, call.weight, out, into)
+        flow.own(call.name, call.bias, out, into)
+    _layer_cost(flow, call, flow.layers[call.name], twin.shape, shape, dim)
     return spread(out, dim, shape)
 
 
-def _layer_cost(
-    flow: Flow, call: _Call, layer: Layer, before: Any, after: Any, dim: int, first: bool
-) -> None:
+def _layer_cost(flow: Flow, call: _Call, layer: Layer, before: Any, after: Any, dim: int) -> None:
     """weights × output positions (× input positions if transposed); a multiply-add is one."""
     cols = layer.into if call.groups == 1 else None
     pairs = layer.weight.numel() // (len(layer.out) * (1 if cols is None else len(cols)))
     space = before if call.transposed else after
     positions = math.prod(space) // (2 * space[dim])
-    flow.terms.append(Term(call.name, pairs * positions, pairs * first, layer.out, cols))
-    if call.bias is not None:
-        flow.terms.append(Term(call.name, 0, int(first), layer.out))
+    params = pairs if flow.counts(call.weight) else 0
+    flow.terms.append(Term(call.name, pairs * positions, params, layer.out, cols))
+    if flow.counts(call.bias):
+        flow.terms.append(Term(call.name, 0, 1, layer.out))
 
 
-def _module_call(node: fx.Node, module: nn.Module, args: Any) -> _Call | None:
+def _first(args: Any, kwargs: Any) -> Ids:
+    """The tensor that an op works on, given by place or by name."""
+    return tensors((args, kwargs))[0]
+
+
+def _module_call(node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> _Call | None:
     """What a layer that is a module works with; None when its `forward` breaks the rules."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     transposed, groups = getattr(module, "transposed", False), groups_of(module)
     if not isinstance(weight, torch.Tensor) or (transposed and groups > 1):
         return None
-    if len(args) != 1 or not obeys(module, args[0].shape):
+    if len(args) + len(kwargs) != 1 or not obeys(module, _first(args, kwargs).shape):
         return None
     linear = isinstance(module, nn.Linear)
     return _Call(str(node.target), weight, bias, None, groups, transposed, linear)
@@ -110,7 +117,7 @@ def _functional_call(flow: Flow, node: fx.Node) -> _Call | None:
         weight=weight,
         bias=bias[0] if bias else None,
         bias_name=targets[1] if bias else None,
-        groups=int(given.get("groups", 1)),  # type: ignore[arg-type]
+        groups=int(fx.node.map_arg(given.get("groups", 1), lambda n: flow.twins[n])),  # type: ignore[arg-type]
         transposed=False,
         linear=node.target is F.linear,
     )
@@ -119,8 +126,8 @@ def _functional_call(flow: Flow, node: fx.Node) -> _Call | None:
 def _channelwise(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> Any:
     """A norm passes ids on; its own numbers go with them."""
     if isinstance(module, nn.PReLU) and module.num_parameters == 1:
-        return args[0]
-    return _norm(flow, node, module, args, _norm_flops(module))
+        return _first(args, kwargs)
+    return _norm(flow, node, module, args, kwargs, _norm_flops(module))
 
 
 def _groupwise(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -128,23 +135,29 @@ def _groupwise(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: 
     assert isinstance(module, nn.GroupNorm)
     if module.num_groups == 1:
         return None
-    lines = flow.along(args[0], 1).reshape(module.num_groups, -1)
+    lines = flow.along(_first(args, kwargs), 1).reshape(module.num_groups, -1)
     flow.tie(lines, lines[:, :1])
-    return _norm(flow, node, module, args, 5 if module.affine else 4)
+    return _norm(flow, node, module, args, kwargs, 5 if module.affine else 4)
 
 
-def _norm(flow: Flow, node: fx.Node, module: nn.Module, args: Any, flops: int) -> Any:
+def _norm(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: Any, flops: int) -> Any:
     """Note the channels of a module with numbers for each channel, and what it costs."""
     name, shape = str(node.target), flow.shapes[node]
-    if len(args) != 1 or not obeys(module, args[0].shape):
+    twin = _first(args, kwargs)
+    if len(args) + len(kwargs) != 1 or not obeys(module, twin.shape):
         return None
-    ids = flow.along(args[0], 1)
+    ids = flow.along(twin, 1)
     known = flow.channelwise.get(name)
     if known is not None:
         flow.tie(known, ids)
     flow.channelwise[name] = ids
-    sizes = [p.numel() for n, p in module.named_parameters(recurse=False) if n in axes_of(module)]
-    params = 0 if known is not None else sum(sizes) // width_out(module)
+    sizes = 0
+    for key in axes_of(module):
+        tensor = getattr(module, key)
+        if known is None:
+            flow.own(name, tensor, ids)
+        sizes += tensor.numel() if flow.counts(tensor) else 0
+    params = sizes // width_out(module)
     positions = math.prod(shape) // (2 * shape[1])
     flow.terms.append(Term(name, flops * positions, params, ids))
     return spread(ids, 1, shape)
@@ -168,9 +181,12 @@ def _elementwise(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any)
         return None
     operands = []
     for twin in tensors((args, kwargs)):
+        if twin.numel() == 1 < math.prod(shape):
+            continue  # a number for all channels
         twin = twin.reshape((1,) * (len(shape) - twin.ndim) + twin.shape)
         wide = [d for d in range(len(shape)) if twin.shape[d] < shape[d]]
-        operands.append((len(wide), wide, twin))
+        varied = any(varies(twin, d) for d in range(twin.ndim))
+        operands.append(((not varied, len(wide)), wide, twin))
     full: Ids | None = None
     for _, wide, twin in sorted(operands, key=lambda operand: operand[0]):
         if full is not None and any(varies(full, d) for d in wide):
@@ -185,7 +201,7 @@ def _elementwise(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any)
 
 def _shape(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
     """Run the op on the ids themselves."""
-    if _indexes(node) and any(flow.has_twin(n) for n in node.all_input_nodes[1:]):
+    if indexes(node) and any(flow.has_twin(n) for n in node.all_input_nodes[1:]):
         return None
     try:
         made = run(node, {str(node.target): module}, args, kwargs)
@@ -194,7 +210,15 @@ def _shape(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> An
     return fx.node.map_aggregate(made, lambda v: _named(flow, v))
 
 
-def _indexes(node: fx.Node) -> bool:
+def asks_for_shape(flow: Flow, node: fx.Node) -> bool:
+    """Whether a node that gives a plain value looks at shapes and types only, never at numbers."""
+    if not any(flow.has_twin(n) for n in node.all_input_nodes):
+        return True  # arithmetic on such values
+    name = node.args[1] if node.target is getattr else node.target
+    return name in ("size", "shape", "dim", "ndim", "numel", "dtype", "device", "is_floating_point")
+
+
+def indexes(node: fx.Node) -> bool:
     """Whether the op takes a tensor of indices beside the tensor that it moves about."""
     return getattr(node.target, "__name__", node.target) in ("getitem", "index_select")
 
@@ -218,8 +242,9 @@ def _spatial(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> 
     shape = flow.shapes[node]
     if not isinstance(shape, TensorShape) or len(shape) < 3 or len(tensors((args, kwargs))) != 1:
         return None
-    ids = flow.along(args[0], 1)
-    flops = _spatial_flops(node, module, args[0].shape, shape, kwargs)
+    twin = _first(args, kwargs)
+    ids = flow.along(twin, 1)
+    flops = _spatial_flops(node, module, twin.shape, shape, kwargs)
     if flops:
         flow.terms.append(Term(str(node.target if module else node.name), flops, 0, ids))
     return spread(ids, 1, shape)
@@ -231,15 +256,18 @@ def _spatial_flops(node: fx.Node, module: Any, into: Any, out: Any, kwargs: Any)
         return math.prod(into[2:])
     if isinstance(module, nn.Upsample) or node.target is F.interpolate:
         mode = module.mode if module else kwargs.get("mode", "nearest")
+        if mode == "area":  # adaptive pooling by another name
+            return math.prod(into[2:]) * (len(out) == 4)
         return {"nearest": 1, "bilinear": 4}.get(mode, 0) * math.prod(out[2:]) * (len(out) == 4)
     return 0
 
 
 def _reduce(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
     """Mean, sum, softmax …: fine over space, without a rule over channels."""
-    shape, twin = flow.shapes[node], compact(args[0])
+    shape, twin = flow.shapes[node], compact(_first(args, kwargs))
     default = args[1] if len(args) > 1 else None
-    dims = getattr(module, "dim", None) if module else kwargs.get("dim", default)
+    named = kwargs.get("dim", kwargs.get("axis", default))
+    dims = getattr(module, "dim", None) if module else named
     if dims is None or not isinstance(shape, TensorShape) or len(tensors((args, kwargs))) != 1:
         return None
     dims = [dims] if isinstance(dims, int) else list(dims)

@@ -48,22 +48,34 @@ def axes_of(module: nn.Module) -> dict[str, Axes]:
     return found
 
 
-def sliced(module: nn.Module, out: torch.Tensor, into: torch.Tensor) -> nn.Module:
-    """A copy of `module` with only the output and input channels in `out` and `into`."""
+def sliced(
+    module: nn.Module,
+    out: torch.Tensor,
+    into: torch.Tensor,
+    made: dict[int, torch.Tensor] | None = None,
+) -> nn.Module:
+    """A copy of `module` with only the output and input channels in `out` and `into`.
+
+    `made` holds the copies of tensors so far: modules that share one, share its copy.
+    """
     smaller = copy.copy(module)
-    axes = axes_of(module)
+    axes, made = axes_of(module), {} if made is None else made
     for drawer in ("_parameters", "_buffers"):
         kept: dict[str, torch.Tensor | None] = {}
         for name, tensor in getattr(module, drawer).items():
-            if tensor is None:
-                kept[name] = None
-                continue
-            new = take(tensor.detach(), axes.get(name, Axes()), out, into)
-            kept[name] = nn.Parameter(new, tensor.requires_grad) if drawer == "_parameters" else new
+            if tensor is not None and id(tensor) not in made:
+                new = take(tensor.detach(), axes.get(name, Axes()), out, into)
+                made[id(tensor)] = like(tensor, new)
+            kept[name] = None if tensor is None else made[id(tensor)]
         smaller.__dict__[drawer] = kept
     smaller.__dict__["_modules"] = {n: copy.deepcopy(m) for n, m in module._modules.items()}
     _set_widths(smaller, module, len(out), len(into))
     return smaller
+
+
+def like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """`new` as a parameter, if `old` is one."""
+    return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
 
 
 def take(tensor: torch.Tensor, axes: Axes, out: torch.Tensor, into: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from legr_cli.channels.ops import CONVOLUTIONS
 from legr_cli.channels.rewrite import Gather, Reshape, play
-from legr_cli.channels.slicing import Axes, sliced, take
-from legr_cli.channels.trace import fetch
+from legr_cli.channels.slicing import Axes, like, sliced, take
+from legr_cli.channels.trace import drop_unused, fetch
 from legr_cli.channels.units import Kept, Units, index
 from legr_cli.errors import ModelError
 
@@ -31,21 +32,35 @@ def apply(units: Units, kept: Kept) -> fx.GraphModule:
         rewrite = stage.rewrites.get(node)
         if rewrite is None:
             copied[node] = graph.node_copy(node, lambda n: copied[n])
+            _set_groups(units, kept, copied[node], node)
         elif isinstance(rewrite, Reshape):
             source = copied[node.all_input_nodes[0]]
-            copied[node] = graph.call_method("reshape", (source, *rewrite.sizes))
+            sizes = [copied[s] if isinstance(s, fx.Node) else s for s in rewrite.sizes]
+            copied[node] = graph.call_method("reshape", (source, *sizes))
         else:
             copied[node] = _emit_gather(graph, root, rewrite, copied, node.name)
     smaller = fx.GraphModule(root, graph, type(flow.traced).__name__)
-    smaller.graph.eliminate_dead_code()
-    smaller.recompile()
+    drop_unused(smaller)
     return smaller.eval()
+
+
+def _set_groups(units: Units, kept: Kept, new: fx.Node, node: fx.Node) -> None:
+    """A functional grouped convolution is told its groups: now as many as stay."""
+    weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+    layer = units.flow.layers.get(str(weight.target)) if isinstance(weight, fx.Node) else None
+    if node.target not in CONVOLUTIONS or layer is None or layer.axes.into is not None:
+        return
+    groups = len(index(units.keeps(kept, layer.into))) // layer.weight.shape[1]
+    if len(node.args) > 6:
+        new.args = (*new.args[:6], groups)
+    else:
+        new.kwargs = {**new.kwargs, "groups": groups}
 
 
 def _copy_tensors(units: Units, kept: Kept, root: nn.Module) -> None:
     """Give `root` a copy of every module and tensor that the graph uses, cut to size."""
     flow = units.flow
-    everything = torch.arange(0)
+    made: dict[int, torch.Tensor] = {}
     for node in flow.traced.graph.nodes:
         name = str(node.target)
         if node.op == "call_module" and not _has(root, name):
@@ -53,36 +68,39 @@ def _copy_tensors(units: Units, kept: Kept, root: nn.Module) -> None:
             if name in flow.layers:
                 layer = flow.layers[name]
                 out, into = (index(units.keeps(kept, ids)) for ids in (layer.out, layer.into))
-                _put(root, name, sliced(module, out, into))
+                _put(root, name, sliced(module, out, into, made))
             elif name in flow.channelwise:
                 ids = index(units.keeps(kept, flow.channelwise[name]))
-                _put(root, name, sliced(module, ids, ids))
+                _put(root, name, sliced(module, ids, ids, made))
             else:
                 _put(root, name, copy.deepcopy(module))
         elif node.op == "get_attr" and not _has(root, name):
-            _put(root, name, _tensor(units, kept, node, everything))
+            _put(root, name, _tensor(units, kept, node, made))
 
 
-def _tensor(units: Units, kept: Kept, node: fx.Node, everything: torch.Tensor) -> Any:
+def _tensor(units: Units, kept: Kept, node: fx.Node, made: dict[int, torch.Tensor]) -> Any:
     """A parameter or buffer that the graph reads by itself, cut to size."""
     flow, name = units.flow, str(node.target)
     value = fetch(flow.traced, name)
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
+    if id(value) in made:
+        return made[id(value)]
     new = value.detach().clone()
     for layer in flow.layers.values():
         out, into = (index(units.keeps(kept, ids)) for ids in (layer.out, layer.into))
         if layer.name == name:
             new = take(new, layer.axes, out, into)
         elif layer.bias == name:
-            new = take(new, Axes(0), out, everything)
+            new = take(new, Axes(0), out, into)
     if name in flow.channelwise:
         stays = torch.from_numpy(units.keeps(kept, flow.channelwise[name]))
         for dim in range(new.ndim):
-            line = stays.movedim(dim, 0).flatten(1).any(1).nonzero().flatten()
+            line = stays.movedim(dim, 0).unsqueeze(-1).flatten(1).any(1).nonzero().flatten()
             new = new.index_select(dim, line.to(new.device))
             stays = stays.index_select(dim, line)
-    return nn.Parameter(new, value.requires_grad) if isinstance(value, nn.Parameter) else new
+    made[id(value)] = like(value, new)
+    return made[id(value)]
 
 
 def _has(root: nn.Module, name: str) -> bool:

@@ -1,6 +1,7 @@
 """A network as a `torch.fx` graph in which layers and norms stay modules."""
 
 import contextlib
+import inspect
 import traceback
 import unittest.mock
 from collections.abc import Iterator
@@ -20,8 +21,37 @@ _LAYERS_AND_NORMS = (
 )
 
 
+_IN_PLACE = ("setitem", "iadd", "isub", "imul", "itruediv", "ipow")  # of `operator`
+
+
+class _Proxy(fx.Proxy):
+    """A traced value that knows how many parts it was split into: `list(x.chunk(2, 1))` works."""
+
+    def __len__(self) -> int:
+        parts = _parts(self.node)
+        return int(super().__len__()) if parts is None else parts
+
+
+def _parts(node: fx.Node) -> int | None:
+    """How many parts a split was asked for, where its arguments tell."""
+    name = getattr(node.target, "__name__", node.target)
+    asked = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
+    if name == "chunk" and isinstance(asked, int):
+        return asked
+    return len(asked) if name == "split" and isinstance(asked, list | tuple) else None
+
+
 class _Tracer(fx.Tracer):
     """Keeps convolutions, linears, norms and their subclasses whole."""
+
+    proxy_buffer_attributes = True  # buffers keep their names in the graph
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        parts = _parts(obj.node)
+        return super().iter(obj) if parts is None else (obj[i] for i in range(parts))  # type: ignore[index]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, StochasticDepth):
@@ -34,15 +64,42 @@ class _Tracer(fx.Tracer):
 
 def trace(model: nn.Module) -> fx.GraphModule:
     """Trace `model` in evaluation mode; its modules are shared, and it is left as it was."""
+    before = set(vars(model))
     with evaluating(model):
         try:
             with _traceable_zeros():
                 graph = _Tracer().trace(model)
+            traced = fx.GraphModule(model, graph, type(model).__name__)
         except Exception as error:
             raise ModelError(f"torch.fx cannot trace this network: {_where(error)}") from error
-        traced = fx.GraphModule(model, graph, type(model).__name__)
+        finally:  # torch.fx leaves the constants it meets on the model
+            for name in set(vars(model)) - before:
+                delattr(model, name)
         _tidy(traced)
     return traced
+
+
+def drop_unused(traced: fx.GraphModule) -> None:
+    """Drop nodes that nobody reads, unless they change a tensor in place."""
+    modules = dict(traced.named_modules())
+    traced.graph.eliminate_dead_code(lambda node: node.is_impure() or in_place(node, modules))
+    traced.recompile()
+
+
+def in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether an op changes the tensor that it is given."""
+    if node.op == "call_module":
+        return bool(getattr(modules[str(node.target)], "inplace", False))
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE:
+        return True
+    try:
+        given = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # a built-in op: those have no such option
+        return False
+    return given.arguments.get("inplace") is True
 
 
 @contextlib.contextmanager
@@ -88,8 +145,8 @@ class TensorShape(tuple[int, ...]):
     """The shape of a tensor that a node gives (a plain tuple is a value of the network's own)."""
 
 
-def shapes(traced: fx.GraphModule, example: torch.Tensor) -> dict[fx.Node, Any]:
-    """Run the graph once: for each node its value, with `TensorShape` in the place of a tensor."""
+def run_once(traced: fx.GraphModule, example: torch.Tensor) -> tuple[Any, dict[fx.Node, Any]]:
+    """The output, and of each node its value with `TensorShape` in the place of a tensor."""
     found: dict[fx.Node, Any] = {}
 
     class Recorder(fx.Interpreter):
@@ -100,16 +157,24 @@ def shapes(traced: fx.GraphModule, example: torch.Tensor) -> dict[fx.Node, Any]:
             )
             return value
 
-    with evaluating(traced):
+    with evaluating(traced), seeded():
         try:
-            Recorder(traced).run(example)
+            output = Recorder(traced).run(example)
         except Exception as error:
             size = "x".join(map(str, example.shape[1:]))
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error)
             raise ModelError(
                 f"the network does not run on a {size} input: {reason}; pass its size with --input"
             ) from error
-    return found
+    return output, found
+
+
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """The same random numbers every time, for networks that draw some even in evaluation."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 def _tidy(traced: fx.GraphModule) -> None:
@@ -121,15 +186,16 @@ def _tidy(traced: fx.GraphModule) -> None:
     for index, node in enumerate(list(traced.graph.nodes)):
         if node.target is torch._assert:
             traced.graph.erase_node(node)
-        elif node.target == "view" and not isinstance(node.args[1], torch.dtype):
+        elif node.target == "view" and not isinstance(node.args[-1], torch.dtype):
             node.target = "reshape"
+            if "size" in node.kwargs:
+                node.args, node.kwargs = (*node.args, node.kwargs["size"]), {}
         elif node.target is F.dropout and node.kwargs.get("training") is False:
             p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
             name = f"_dropout_{index}"
             traced.add_module(name, nn.Dropout(p))
             node.op, node.target, node.args, node.kwargs = "call_module", name, node.args[:1], {}
-    traced.graph.eliminate_dead_code()
-    traced.recompile()
+    drop_unused(traced)
 
 
 def _where(error: Exception) -> str:

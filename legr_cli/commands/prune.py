@@ -121,6 +121,10 @@ def prune(
 
 def _check_out(out: Path, checkpoint: str, targets: int) -> None:
     """Say what is wrong with --out before any work is done."""
+    try:
+        out.exists()
+    except OSError as error:
+        raise OutputError(f"--out {str(out)[:40]}…: {error.strerror}") from error
     if out.suffix == ".safetensors" and not out.is_dir():
         if targets > 1:
             raise OutputError(

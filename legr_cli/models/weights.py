@@ -102,6 +102,10 @@ def _bare(path: Path, found: Any) -> StateDict:
         raise CheckpointError(f"{path} holds no state dict: save model.state_dict()")
     if not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in found.items()):
         raise CheckpointError(f"{path} holds more than tensors by name: save model.state_dict()")
+    for name, tensor in found.items():
+        plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta
+        if not plain or tensor.is_complex():
+            raise CheckpointError(f"{path}: {name} is sparse, quantised or complex: save it dense")
     return {_without_prefixes(name): tensor for name, tensor in found.items()}
 
 
