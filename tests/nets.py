@@ -439,7 +439,8 @@ class Blur(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.stem(x))
         groups = x.shape[1] if self.dynamic else 13
-        return self.head(F.relu(self.last(F.conv2d(x, self.kernel, stride=2, groups=groups))))
+        x = F.conv2d(F.pad(x, (1, 1, 1, 1), "reflect"), self.kernel, stride=2, groups=groups)
+        return self.head(F.relu(self.last(x)))
 
 
 class Numbers(nn.Module):

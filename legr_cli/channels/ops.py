@@ -48,7 +48,7 @@ _MODULES: dict[Kind, tuple[type[nn.Module], ...]] = {
         *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.LPPool1d),
         *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.LPPool2d),
         *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d),
-        nn.Upsample,
+        *(nn.CircularPad1d, nn.CircularPad2d, nn.ConstantPad1d, nn.ConstantPad2d, nn.Upsample),
     ),
     Kind.REDUCE: (nn.Softmax, nn.LogSoftmax),
 }
@@ -64,7 +64,17 @@ _FUNCTIONS: dict[Kind, tuple[Any, ...]] = {
         *(torch.add, torch.sub, torch.mul, torch.div, torch.true_divide, torch.pow, torch.neg),
         *(torch.abs, torch.exp, torch.log, torch.sqrt, torch.rsqrt, torch.square, torch.clamp),
         *(torch.minimum, torch.maximum, torch.clone, torch.clip, torch.clamp_min, torch.clamp_max),
-        *(torch.erf, torch.sin, torch.cos, torch.sign, torch.log1p, torch.expm1, torch.reciprocal),
+        *(
+            torch.addcmul,
+            torch.lerp,
+            torch.erf,
+            torch.sin,
+            torch.cos,
+            torch.sign,
+            torch.log1p,
+            torch.expm1,
+            torch.reciprocal,
+        ),
         *(F.leaky_relu_, F.hardtanh_, F.elu_, F.threshold, F.rrelu, F.dropout1d, F.dropout3d),
         *(F.alpha_dropout, F.feature_alpha_dropout, torch.round, torch.floor, torch.ceil),
     ),
@@ -120,11 +130,11 @@ def kind_of(node: fx.Node, modules: dict[str, nn.Module]) -> Kind:
         _KIND_OF_FUNCTION if node.op == "call_function" else _KIND_OF_METHOD  # type: ignore[assignment]
     )
     kind = table.get(node.target, Kind.UNKNOWN)
-    return Kind.UNKNOWN if _pads_with_a_value(node) else kind
+    return Kind.SPATIAL if _pads_space(node) else kind
 
 
-def _pads_with_a_value(node: fx.Node) -> bool:
-    """Padding by anything but zeros has no rule (reflection and others: use the modules)."""
+def _pads_space(node: fx.Node) -> bool:
+    """Padding by anything but zeros is a rule for space only."""
     if node.target is not F.pad:
         return False
     mode = node.args[2] if len(node.args) > 2 else node.kwargs.get("mode", "constant")

@@ -243,6 +243,8 @@ def _spatial(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> 
     if not isinstance(shape, TensorShape) or len(shape) < 3 or len(tensors((args, kwargs))) != 1:
         return None
     twin = _first(args, kwargs)
+    if shape[:2] != tuple(twin.shape[:2]):
+        return None  # it pads channels or more
     ids = flow.along(twin, 1)
     flops = _spatial_flops(node, module, twin.shape, shape, kwargs)
     if flops:

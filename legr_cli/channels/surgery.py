@@ -61,21 +61,24 @@ def _copy_tensors(units: Units, kept: Kept, root: nn.Module) -> None:
     """Give `root` a copy of every module and tensor that the graph uses, cut to size."""
     flow = units.flow
     made: dict[int, torch.Tensor] = {}
-    for node in flow.traced.graph.nodes:
-        name = str(node.target)
-        if node.op == "call_module" and not _has(root, name):
-            module = flow.traced.get_submodule(name)
-            if name in flow.layers:
-                layer = flow.layers[name]
-                out, into = (index(units.keeps(kept, ids)) for ids in (layer.out, layer.into))
-                _put(root, name, sliced(module, out, into, made))
-            elif name in flow.channelwise:
-                ids = index(units.keeps(kept, flow.channelwise[name]))
-                _put(root, name, sliced(module, ids, ids, made))
-            else:
-                _put(root, name, copy.deepcopy(module))
-        elif node.op == "get_attr" and not _has(root, name):
-            _put(root, name, _tensor(units, kept, node, made))
+    nodes = list(flow.traced.graph.nodes)
+    modules = {str(node.target) for node in nodes if node.op == "call_module"}
+    for name in sorted(modules):  # a module comes before those inside it
+        if _has(root, name):
+            continue
+        module = flow.traced.get_submodule(name)
+        if name in flow.layers:
+            layer = flow.layers[name]
+            out, into = (index(units.keeps(kept, ids)) for ids in (layer.out, layer.into))
+            _put(root, name, sliced(module, out, into, made))
+        elif name in flow.channelwise:
+            ids = index(units.keeps(kept, flow.channelwise[name]))
+            _put(root, name, sliced(module, ids, ids, made))
+        else:
+            _put(root, name, copy.deepcopy(module))
+    for node in nodes:
+        if node.op == "get_attr" and not _has(root, str(node.target)):
+            _put(root, str(node.target), _tensor(units, kept, node, made))
 
 
 def _tensor(units: Units, kept: Kept, node: fx.Node, made: dict[int, torch.Tensor]) -> Any:
