@@ -57,8 +57,8 @@ def legr(
     [bold]legr inspect[/] shows what can be pruned and what cannot; [bold]legr prune[/] writes
     real, smaller networks, offline and in seconds.
 
-    Tables go to stderr, results to stdout. Exit codes: 0, 1 for an error (one line that says what
-    to do), 2 for wrong usage, 130 for Ctrl-C.
+    Results go to stdout, progress and notes to stderr. Exit codes: 0; 1 for an error, in one line
+    that says what to do; 2 for unknown commands and options; 130 for Ctrl-C.
     """
 
 

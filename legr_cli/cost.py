@@ -21,7 +21,9 @@ from legr_cli.errors import ModelError
 
 def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
     """FLOPs of one image by fvcore: one fused multiply-add is one FLOP."""
-    from fvcore.nn import FlopCountAnalysis
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from fvcore.nn import FlopCountAnalysis
 
     tensor = next(model.parameters())
     images = torch.zeros(1, *input_shape, dtype=tensor.dtype, device=tensor.device)

@@ -60,7 +60,14 @@ def open_network(
         return _torchvision(spec.removeprefix("torchvision:"), input_shape)
     weights, header = read_weights(Path(spec))
     if _KEY in header:
-        return _saved(spec, weights, header[_KEY], given)
+        network = _saved(spec, weights, header[_KEY], given)
+        for option, asked, is_so in (
+            ("--input", input_shape, network.input_shape),
+            ("--classes", classes, network.arch.classes),
+        ):
+            if asked not in (None, is_so):
+                raise CheckpointError(f"{spec} has its own {option} ({is_so}): leave {option} out")
+        return network
     if given is None:
         raise CheckpointError(f"{spec} does not say which network it is of: pass --arch")
     network = _fresh(given, input_shape)

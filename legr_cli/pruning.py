@@ -77,10 +77,10 @@ def plans(known: Study, ranking: Ranking, settings: Prune) -> list[Kept]:
     ]
 
 
-def lowest_share(known: Study, min_keep: float = 0.1) -> float:
-    """The lowest share of FLOPs that a target may ask for, without alignment."""
+def lowest_share(known: Study, align: Align, min_keep: float = 0.1) -> float:
+    """The lowest share of FLOPs that a target may ask for."""
     scores = importance(known.filters, identity(known.filters))
-    blocks = arrange(known.units, known.cost, scores, min_keep, Align())
+    blocks = arrange(known.units, known.cost, scores, min_keep, align)
     return floor(known.cost, blocks, known.cost.flops)
 
 
@@ -112,12 +112,14 @@ def _carry_out_one(
     flops, params = count_flops(smaller, network.input_shape), count_params(smaller)
     difference = _checked(units, kept, smaller, target)
     notes = {
-        **network.notes,
+        "dense_sha256": known.sha256,
+        "dense_flops": known.flops,
+        "dense_params": known.params,
+        **network.notes,  # what is known of the dense network stays when a pruned one is cut again
         "legr": __version__,
         "target": {target.what: target.share},
         "flops": {"before": known.flops, "after": flops},
         "params": {"before": known.params, "after": params},
-        "dense_sha256": known.sha256,
         "ranking_sha256": ranking.notes.get("file_sha256"),
         "align": settings.align.name,
         "min_keep": settings.min_keep,

@@ -90,7 +90,7 @@ def read_ranking(path: Path, known: Filters) -> Ranking:
         raw = path.read_bytes()
         data = json.loads(raw)
     except FileNotFoundError:
-        raise RankingError(f"{path} does not exist; `legr learn` writes a ranking") from None
+        raise RankingError(f"{path} does not exist: --ranking is a ranking.json") from None
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise RankingError(f"{path} is no readable JSON: {_first_line(error)}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:

@@ -77,6 +77,10 @@ def test_missing_file() -> None:
     assert "no.pth does not exist" in refuses_checkpoint("no.pth")
 
 
+def test_a_name_in_the_place_of_a_file_gets_a_hint() -> None:
+    assert "random:resnet18" in refuses_checkpoint("resnet18", None)
+
+
 def test_directory() -> None:
     Path("folder.pth").mkdir()
     assert "is a directory" in refuses_checkpoint("folder.pth")

@@ -128,6 +128,10 @@ def test_a_pruned_file_can_be_pruned_again(resnet20: Path, tmp_path: Path) -> No
     assert all(set(inner[name]) <= set(outer[name]) for name in outer)
     flops = header(second)["notes"]["flops"]
     assert flops["before"] == header(first)["notes"]["flops"]["after"]
+    assert header(second)["notes"]["dense_flops"] == 40_931_968
+    assert header(second)["notes"]["dense_sha256"] == header(first)["notes"]["dense_sha256"]
+    with pytest.raises(legr_cli.LegrError, match="leave --input out"):
+        open_network(str(first), input_shape=(3, 64, 64))
     assert count_flops(legr_cli.load(second), (3, 32, 32)) == flops["after"]
 
 
@@ -194,6 +198,21 @@ def test_inspect_table_names_what_pins() -> None:
     printed = legr("inspect", "random:convnext_tiny", "--input", "3x64x64")
     assert "LayerNorm" in printed
     assert "lowest target" in printed
+
+
+def test_the_lowest_target_can_be_asked_for(tmp_path: Path) -> None:
+    lowest = json.loads(legr("inspect", "random:resnet20", "--json"))["lowest_flops_share"]
+    for align, share in lowest.items():
+        out = tmp_path / f"{align}.safetensors"
+        legr("prune", "random:resnet20", "--flops", share, "--align", align, "--out", out)
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    factory = FACTORY.format(tests=str(Path(nets.__file__).parent))
+    (tmp_path / "mynet2.py").write_text(factory + "Two = build\n")
+    monkeypatch.chdir(tmp_path)
+    args = ["random:mynet2:Two", "--input", "3x16x16", "--flops", "0.5", "--out", "x.safetensors"]
+    assert "mynet2:Two on 3x16x16: " in runner.invoke(app, ["prune", *args]).stderr
 
 
 def test_archs_are_listed() -> None:

@@ -58,6 +58,7 @@ def inspect(
 def _facts(known: "Study") -> dict[str, Any]:
     """All that the table shows, as plain data."""
     from legr_cli.pruning import lowest_share
+    from legr_cli.settings import parse_align
 
     units, cost = known.units, known.cost
     flops = cost.flops_by_layer(cost.sizes)
@@ -85,7 +86,7 @@ def _facts(known: "Study") -> dict[str, Any]:
         "params": known.params,
         "units": units.count,
         "groups": len(cost.sizes),
-        "lowest_flops_share": lowest_share(known),
+        "lowest_flops_share": {a: lowest_share(known, parse_align(a)) for a in ("auto", "1")},
         "layers": layers,
         "other_flops": known.flops - round(sum(of_layers)),
         "sha256": known.sha256,
@@ -123,7 +124,8 @@ def _show(facts: dict[str, Any]) -> None:
     screen.print(table)
     for reason, names in _by_reason(facts["layers"]).items():
         screen.print(f"pinned by {reason}: {', '.join(names)}", style="dim")
-    screen.print(f"lowest target: --flops {facts['lowest_flops_share']:g}", style="dim")
+    auto, exact = facts["lowest_flops_share"].values()
+    screen.print(f"lowest target: --flops {auto:g} ({exact:g} with --align 1)", style="dim")
 
 
 def _by_reason(layers: list[dict[str, Any]]) -> dict[str, list[str]]:

@@ -42,7 +42,7 @@ InputShape = Annotated[
         metavar="CxHxW",
         show_default=False,
         rich_help_panel="The network",
-        help="Size of one image, e.g. 3x224x224. Default: the architecture's own.",
+        help="Size of one image. Default: the architecture's own, 3x224x224 for your own.",
     ),
 ]
 Json = Annotated[

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from legr_cli import __version__
 from legr_cli.commands import options
 from legr_cli.errors import OutputError
 
@@ -181,15 +182,30 @@ def _show(
     for row in rows:
         row["flops_share"] = row["flops"] / known.flops
         row["params_share"] = row["params"] / known.params
-    notes = _notes(known, settings, ranking)
+    notes = _notes(known, settings, ranking, rows)
     if as_json:
-        whole = {"flops": known.flops, "params": known.params, "sha256": known.sha256}
-        show.emit({"dense": whole, "align": str(settings.align), "notes": notes, "pruned": rows})
+        whole = {
+            "arch": str(known.network.arch),
+            "input": list(known.network.input_shape),
+            "flops": known.flops,
+            "params": known.params,
+            "sha256": known.sha256,
+        }
+        show.emit(
+            {
+                "legr": __version__,
+                "dense": whole,
+                "align": str(settings.align),
+                "notes": notes,
+                "pruned": rows,
+            }
+        )
         return
+    size = "x".join(map(str, known.network.input_shape))
     dense = f"{show.count(known.flops)}FLOPs, {show.count(known.params)} parameters"
     screen = show.console()
     columns = ("target", "FLOPs", "share", "params", "share", "file", "s", "kept by layer")
-    table = show.table(f"{known.network.arch}: {dense}", *columns, left=columns[-1:])
+    table = show.table(f"{known.network.arch} on {size}: {dense}", *columns, left=columns[-1:])
     for row in rows:
         [(what, share)] = row["target"].items()
         table.add_row(
@@ -207,15 +223,27 @@ def _show(
         screen.print(note, style="dim")
     for row in rows:
         show.line(row["file"])
+        if "onnx" in row:
+            show.line(row["onnx"]["file"])
 
 
-def _notes(known: "Study", settings: "Prune", ranking: "Ranking") -> list[str]:
+def _notes(
+    known: "Study", settings: "Prune", ranking: "Ranking", rows: list[dict[str, Any]]
+) -> list[str]:
     """What a user should know of how the networks came about."""
     notes = ["FLOPs by fvcore, one multiply-add = 1", f"align {settings.align}"]
     if not ranking.notes:
         notes.append("no --ranking: α = 1, κ = 0, filters ranked by plain squared norm")
     elif ranking.notes.get("weights_sha256") not in (None, known.sha256):
         notes.append("the ranking was learned on other weights than these")
-    if known.units.pins[1:]:
-        notes.append(f"{len(known.units.pins)} layers are pinned: legr inspect says by what")
+    gap = max(share - row[f"{what}_share"] for row in rows for what, share in row["target"].items())
+    if gap > 0.01:
+        notes.append(
+            f"whole blocks of channels end up to {gap:.1%} under the target; --align 1 fits"
+        )
+    if known.network.kept is not None:
+        notes.append("the network was pruned before: shares are of what it is now")
+    held = {pin.layer for pin in known.units.pins if pin.reason != "the network's output"}
+    if held:
+        notes.append(f"{len(held)} layers have pinned channels: legr inspect says by what")
     return notes

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import typer
 from rich import box
@@ -17,7 +17,7 @@ _STEPS = " ▁▂▃▄▅▆▇█"
 
 def console(stderr: bool = True) -> Console:
     """Where people look; what goes to a file or a pipe is not cut to a width."""
-    screen = Console(stderr=stderr, highlight=False)
+    screen = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen.width = 160
     return screen
@@ -33,7 +33,9 @@ def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:
         collapse_padding=True,
     )
     for column in columns:
-        made.add_column(column, justify="left" if column in set(left) else "right", no_wrap=True)
+        justify: Literal["left", "right"] = "left" if column in set(left) else "right"
+        name = column == "layer"  # a long name goes on in the next line; numbers are never cut
+        made.add_column(column, justify=justify, no_wrap=not name, overflow="fold")
     return made
 
 

@@ -27,6 +27,7 @@ def export(model: nn.Module, input_shape: tuple[int, ...], path: Path) -> float:
     with evaluating(model), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        expected = [tensor.numpy() for tensor in tensors(model(images))]
         torch.onnx.export(
             model,
             (images,),
@@ -34,11 +35,11 @@ def export(model: nn.Module, input_shape: tuple[int, ...], path: Path) -> float:
             dynamo=True,
             opset_version=OPSET,
             input_names=["images"],
+            output_names=["logits"] if len(expected) == 1 else None,
             dynamic_shapes=({0: torch.export.Dim("batch")},),
             external_data=False,
             verbose=False,
         )
-        expected = [tensor.numpy() for tensor in tensors(model(images))]
     onnx.checker.check_model(path)
     difference = _difference(expected, _run(path, images.numpy()))
     if not difference <= TOLERANCE:

@@ -139,7 +139,8 @@ def _factory(arch: Arch) -> Callable[..., Any]:
     if ":" in name:
         return _own_factory(name)
     raise ModelError(
-        f"unknown --arch {name!r}{_nearest(name)}; `legr inspect --archs` lists them all"
+        f"unknown --arch {name!r}{_nearest(name)}; `legr inspect --archs` lists all, and "
+        "a network of your own is module:factory"
     )
 
 
@@ -174,7 +175,8 @@ def _own_factory(name: str) -> Callable[..., Any]:
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
-            f"--arch {name} does not import: {reason}; expected package.module:factory"
+            f"--arch {name} does not import: {reason}; it is looked for in this folder and on "
+            "PYTHONPATH as package.module:factory"
         ) from error
     if not callable(found):
         raise ModelError(f"--arch {name} is no function: name one that returns the network")

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from legr_cli.errors import CheckpointError
-from legr_cli.models.registry import TRAINING_ONLY, Arch
+from legr_cli.models.registry import TRAINING_ONLY, Arch, known_names, parse_arch
 
 PICKLED = (".pt", ".pth", ".th", ".t7", ".tar")
 SAFE = ".safetensors"
@@ -34,8 +34,11 @@ def read_weights(path: Path) -> tuple[StateDict, dict[str, str]]:
     if path.is_dir():
         raise CheckpointError(f"{path} is a directory: name a weights file in it")
     if not path.exists():
+        name = parse_arch(str(path)).name
+        known = name in known_names() or name.startswith("timm:")
+        hint = f"; for that network without weights: random:{path}" if known else ""
         raise CheckpointError(
-            f"{path} does not exist; a CHECKPOINT is a file, torchvision:NAME or random:NAME"
+            f"{path} does not exist; a CHECKPOINT is a file, torchvision:NAME or random:NAME{hint}"
         )
     if path.suffix == SAFE:
         return _read_safetensors(path)
