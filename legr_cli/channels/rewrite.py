@@ -4,51 +4,19 @@ The pruned network is played through on twins: its ids are known beforehand (the
 without the removed ids), so an op fits as it is exactly when it gives those ids.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import fx
 
+from legr_cli.channels.gather import gather
 from legr_cli.channels.ops import RESHAPE_MODULES, RESHAPES, Kind, describe
 from legr_cli.channels.push import arguments
+from legr_cli.channels.rehearsal import Rehearsal, Reshape, Rewrite, attempt, pruned_twin
 from legr_cli.channels.rules import asks_for_shape, run
-from legr_cli.channels.twins import Ids, narrowed, tensors
+from legr_cli.channels.twins import Ids, tensors
 from legr_cli.channels.units import Kept, Units
-
-
-@dataclass(frozen=True)
-class Reshape:
-    """Reshape the op's input to these sizes, some of which the network computes."""
-
-    sizes: tuple[int | fx.Node, ...]
-
-
-@dataclass(frozen=True)
-class Gather:
-    """Take channels of the joined sources, `width` in all; a pick of `width` means zeros."""
-
-    sources: tuple[fx.Node, ...]
-    dim: int
-    ndim: int
-    width: int
-    picks: tuple[int, ...]
-
-
-Rewrite = Reshape | Gather
-
-
-@dataclass
-class Rehearsal:
-    """The pruned twins of every node, the ops to rewrite, and those that cannot be."""
-
-    units: Units
-    kept: Kept
-    values: dict[fx.Node, Any] = field(default_factory=dict)  # None: no tensor of its own
-    rewrites: dict[fx.Node, Rewrite] = field(default_factory=dict)
-    trouble: list[tuple[Any, str]] = field(default_factory=list)
 
 
 def rehearse(units: Units) -> list[tuple[Any, str]]:
@@ -80,7 +48,7 @@ def _play_node(stage: Rehearsal, node: fx.Node, modules: dict[str, Any]) -> Any:
     if node.op == "output":
         return None
     if node.op in ("placeholder", "get_attr"):
-        return _pruned(stage, dense) if flow.has_twin(node) else dense
+        return pruned_twin(stage, dense) if flow.has_twin(node) else dense
     args, kwargs = arguments(node, stage.values)
     kind = flow.kinds.get(node)
     if kind is None:
@@ -89,7 +57,7 @@ def _play_node(stage: Rehearsal, node: fx.Node, modules: dict[str, Any]) -> Any:
         return _shape_op(stage, node, modules, args, kwargs)
     if kind is Kind.UNKNOWN:
         return dense  # it reads and gives only what stays
-    twin = _pruned(stage, dense)
+    twin = pruned_twin(stage, dense)
     ragged = twin is None or any(stage.values[n] is None for n in node.all_input_nodes)
     numbers = kind is not Kind.LAYER and _numbers(args, kwargs)  # surgery sets a layer's own
     if ragged or (numbers and numbers != _numbers(*arguments(node, flow.twins))):
@@ -128,33 +96,6 @@ def _note(stage: Rehearsal, node: fx.Node, modules: dict[str, Any]) -> None:
     stage.trouble.append((touched, describe(node, modules)))
 
 
-def _pruned(stage: Rehearsal, twin: Any) -> Any:
-    """A dense twin without its removed channels; None where what stays is no box."""
-    if not isinstance(twin, torch.Tensor):
-        return None
-    picks = _box(stage, twin)
-    if picks is None:
-        return None
-    small, shape = narrowed(twin), list(twin.shape)
-    for dim, pick in enumerate(picks):
-        if pick is not None:
-            small, shape[dim] = small.index_select(dim, pick), len(pick)
-    return small.expand(shape)
-
-
-def _box(stage: Rehearsal, twin: Ids) -> list[torch.Tensor | None] | None:
-    """For each dimension the indices that stay (None: all), if what stays fills a box."""
-    small = narrowed(twin)
-    stays = torch.from_numpy(stage.units.keeps(stage.kept, small.reshape(-1))).reshape(small.shape)
-    picks: list[torch.Tensor | None] = [None] * twin.ndim
-    for dim in range(twin.ndim):
-        line = stays.movedim(dim, 0).unsqueeze(-1).flatten(1).any(1)
-        if not bool(line.all()):
-            picks[dim] = line.nonzero().flatten()
-            stays = stays.index_select(dim, picks[dim])  # type: ignore[arg-type]
-    return picks if bool(stays.all()) else None
-
-
 def _shape_op(
     stage: Rehearsal, node: fx.Node, modules: dict[str, Any], args: Any, kwargs: Any
 ) -> Any:
@@ -162,9 +103,9 @@ def _shape_op(
     dense = stage.units.flow.twins[node]
     whole = all(stage.values[n] is not None for n in node.all_input_nodes)
     many = not isinstance(dense, torch.Tensor)
-    wanted = [_pruned(stage, twin) for twin in tensors(dense)]
+    wanted = [pruned_twin(stage, twin) for twin in tensors(dense)]
     if whole and all(twin is not None for twin in wanted):
-        made = _attempt(lambda: run(node, modules, args, kwargs))
+        made = attempt(lambda: run(node, modules, args, kwargs))
         if _same(made, wanted, stage.units.flow.constants):
             return made if many else wanted[0]
     if many:
@@ -172,20 +113,12 @@ def _shape_op(
     if wanted[0] is None:
         return None
     rewrite: Rewrite | None = _reshape(stage, node, modules, args, wanted[0]) if whole else None
-    rewrite = rewrite or _gather(stage, node, modules)
+    rewrite = rewrite or gather(stage, node, modules)
     if rewrite is None:
         _note(stage, node, modules)
     else:
         stage.rewrites[node] = rewrite
     return wanted[0]
-
-
-def _attempt(op: Callable[[], Any]) -> Any:
-    """What an op gives, or None if it does not run on these sizes."""
-    try:
-        return op()
-    except (RuntimeError, IndexError, ValueError, TypeError):
-        return None
 
 
 def _same(made: Any, wanted: list[Ids], constants: list[Ids]) -> bool:
@@ -209,7 +142,7 @@ def _reshape(
     module = modules.get(str(node.target)) if node.op == "call_module" else None
     if node.target not in RESHAPES and not isinstance(module, RESHAPE_MODULES):
         return None
-    made = _attempt(lambda: args[0].reshape(wanted.shape))
+    made = attempt(lambda: args[0].reshape(wanted.shape))
     if made is None or not torch.equal(made, wanted):
         return None
     sizes = node.args[1:]
@@ -220,87 +153,3 @@ def _reshape(
     dense = stage.units.flow.twins[node].shape  # what does not change may depend on the image
     pairs = zip(sizes, dense, wanted.shape, strict=True)
     return Reshape(tuple(size if was == now else now for size, was, now in pairs))  # type: ignore[misc]
-
-
-def _gather(stage: Rehearsal, node: fx.Node, modules: dict[str, Any]) -> Gather | None:
-    """Express a chain of shape ops as a choice of channels of the tensors it starts from.
-
-    The chain is run on places (1, 2, … in the joined sources, 0 for the ops' own zeros) to see
-    where each channel comes from, and on random numbers to see that nothing else moves.
-    """
-    twins = stage.units.flow.twins
-    chain, sources = _chain(stage, node)
-    boxes = [_box(stage, twins[n]) for n in (node, *sources)]
-    dims = {d for box in boxes for d, pick in enumerate(box or []) if pick is not None}
-    if None in boxes or not sources or len(dims) != 1:
-        return None
-    dim, ndim = dims.pop(), twins[node].ndim
-    if any(twins[n].ndim != ndim for n in sources):
-        return None
-    sizes = [twins[n].shape[dim] for n in sources]
-    places = torch.arange(1, sum(sizes) + 1).split(sizes)
-    view = [-1 if d == dim else 1 for d in range(ndim)]
-    spread = [p.reshape(view).expand(twins[n].shape) for p, n in zip(places, sources, strict=True)]
-    numbers = [torch.rand(tuple(twins[n].shape)) for n in sources]
-    joined = _attempt(
-        lambda: torch.cat([torch.zeros_like(numbers[0]).narrow(dim, 0, 1), *numbers], dim)
-    )
-    made = _replay(stage, chain, dict(zip(sources, spread, strict=True)), modules)
-    redone = _replay(stage, chain, dict(zip(sources, numbers, strict=True)), modules)
-    if joined is None or made is None or redone is None:
-        return None
-    line = made.long().movedim(dim, 0).flatten(1)[:, 0]
-    if not torch.equal(redone, joined.index_select(dim, line)):
-        return None
-    new_place, width = _new_places(sizes, [box[dim] for box in boxes[1:]])  # type: ignore[index]
-    stays = boxes[0][dim]  # type: ignore[index]
-    picks = new_place[line if stays is None else line[stays]]
-    if bool((picks < 0).any()):
-        return None
-    return Gather(tuple(sources), dim, ndim, width, tuple(picks.tolist()))
-
-
-def _new_places(sizes: list[int], stays: list[torch.Tensor | None]) -> tuple[torch.Tensor, int]:
-    """Where each dense place is in the joined pruned sources (-1: removed), and their width."""
-    masks = []
-    for size, stay in zip(sizes, stays, strict=True):
-        mask = torch.full((size,), stay is None)
-        masks.append(mask if stay is None else mask.index_fill(0, stay, True))
-    mask = torch.cat(masks)
-    width = int(mask.sum())
-    place = torch.where(mask, mask.cumsum(0) - 1, -1)
-    return torch.cat([torch.tensor([width]), place]), width
-
-
-def _chain(stage: Rehearsal, node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
-    """The ops between `node` and the nearest pruned tensors, and the nodes of those tensors."""
-    flow = stage.units.flow
-    chain, sources, waiting = {node}, set(), [node]
-    while waiting:
-        for n in waiting.pop().all_input_nodes:
-            if not flow.has_twin(n):
-                continue
-            makes_zeros = not any(flow.has_twin(m) for m in n.all_input_nodes) and n in flow.kinds
-            if stage.values[n] is not None and not makes_zeros:
-                sources.add(n)
-            elif n not in chain:
-                chain.add(n)
-                waiting.append(n)
-    nodes = list(flow.traced.graph.nodes)
-    return [n for n in nodes if n in chain], [n for n in nodes if n in sources]
-
-
-def _replay(
-    stage: Rehearsal,
-    chain: list[fx.Node],
-    start: dict[fx.Node, torch.Tensor],
-    modules: dict[str, Any],
-) -> Any:
-    """Run a chain of shape ops on dense tensors; None if it cannot be."""
-    values: dict[fx.Node, Any] = {**stage.units.flow.twins, **start}
-    for node in chain:
-        if stage.units.flow.kinds.get(node) is not Kind.SHAPE:
-            return None
-        args, kwargs = arguments(node, values)
-        values[node] = run(node, modules, args, kwargs)
-    return values[chain[-1]]

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from legr_cli.channels.ops import CONVOLUTIONS
-from legr_cli.channels.rewrite import Gather, Reshape, play
+from legr_cli.channels.rehearsal import Gather, Reshape
+from legr_cli.channels.rewrite import play
 from legr_cli.channels.slicing import Axes, like, sliced, take
 from legr_cli.channels.trace import drop_unused, fetch
 from legr_cli.channels.units import Kept, Units, index
