@@ -163,9 +163,9 @@ def prune(
     """`legr_cli.prune`: one target, from a module to a module."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    for wrapper in ("module", "_orig_mod"):  # of DataParallel and torch.compile
-        inner = getattr(model, wrapper, None)
-        model = inner if isinstance(inner, nn.Module) else model
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        model = model.module
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     given = [Target(what, s) for what, s in (("flops", flops), ("params", params)) if s is not None]
     if len(given) != 1:
         raise SettingError("pass one of flops and params")

@@ -502,6 +502,20 @@ class Parts(nn.Module):
         return self.head(F.relu(self.last(torch.cat(parts, 1))))
 
 
+class Branches(nn.Module):
+    """conv13 and conv13, stacked - softmax over the two from fc26 - weighted sum - conv23 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.fc = conv(3, 13), conv(3, 13, 5), nn.Linear(13, 26)
+        self.last, self.head = conv(13, 23), head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both = torch.stack([self.a(x), self.b(x)], 1)
+        weights = self.fc(both.sum(1).mean((2, 3))).view(-1, 2, 13).softmax(1)
+        return self.head(F.relu(self.last((both * weights[:, :, :, None, None]).sum(1))))
+
+
 class SharedNorm(nn.Module):
     """conv13 - norm - conv13 - a norm with the same numbers - conv23 - head: both 13 are pinned"""
 
@@ -598,6 +612,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "in place": InPlace,
     "keywords": Keywords,
     "parts": Parts,
+    "branches": Branches,
     "shared norm": SharedNorm,
     "pinned by hooks": PinnedByHooks,
     "pinned by view": PinnedByView,

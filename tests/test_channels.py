@@ -77,6 +77,7 @@ def test_only_the_spread_channel_is_pinned() -> None:
         ("norms", 5 + 23 + 13),
         ("functional", 13 + 23),
         ("twice", 13 + 23),
+        ("branches", 13 + 23),
     ],
 )
 def test_units_counted_by_hand(name: str, count: int) -> None:

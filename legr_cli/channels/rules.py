@@ -265,7 +265,10 @@ def _spatial_flops(node: fx.Node, module: Any, into: Any, out: Any, kwargs: Any)
 
 
 def _reduce(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
-    """Mean, sum, softmax …: fine over space, without a rule over channels."""
+    """Mean, sum, softmax …: over space as it is; what they mix beside that is tied, line by line.
+
+    Over all channels there would be one line only: that has no rule.
+    """
     shape, twin = flow.shapes[node], compact(_first(args, kwargs))
     default = args[1] if len(args) > 1 else None
     named = kwargs.get("dim", kwargs.get("axis", default))
@@ -273,11 +276,12 @@ def _reduce(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> A
     if dims is None or not isinstance(shape, TensorShape) or len(tensors((args, kwargs))) != 1:
         return None
     dims = [dims] if isinstance(dims, int) else list(dims)
+    lines = compact(twin.amin(dims, keepdim=True))
     if any(varies(twin, dim % twin.ndim) for dim in dims):
-        return None
-    if tuple(shape) == tuple(twin.shape):
-        return twin
-    return compact(twin.amax(dims, keepdim=len(shape) == twin.ndim))
+        if not any(varies(lines, dim) for dim in range(lines.ndim)):
+            return None
+        flow.tie(twin, lines)
+    return lines.expand(twin.shape) if tuple(shape) == tuple(twin.shape) else lines.reshape(shape)
 
 
 def _unknown(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:

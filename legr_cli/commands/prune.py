@@ -104,19 +104,21 @@ def prune(
     )
     size = parse_input(input_shape) if input_shape else None
     _check_out(out, checkpoint, len(settings.targets))
-    with console().status("reading the network") as status, staged() as files:
+    with console().status("reading the network") as status:
         network = open_network(checkpoint, arch, classes, size)
         status.update("tying channels into units")
         known = study(network)
         learned = ranking_for(known, ranking)
         decided = plans(known, learned, settings)
-        status.update(f"cutting {len(decided)} networks")
         rows, start = [], time.perf_counter()
-        for pruned in carry_out(known, learned, settings, decided):
-            rows.append(_write(files, pruned, _path(files, out, pruned), onnx))
-            rows[-1]["seconds"] = round(time.perf_counter() - start, 3)
-            del pruned
-            start = time.perf_counter()
+        status.update(f"cutting {len(decided)} networks")
+        with staged() as files:
+            for pruned in carry_out(known, learned, settings, decided):
+                rows.append(_write(files, pruned, _path(files, out, pruned), onnx))
+                rows[-1]["seconds"] = round(time.perf_counter() - start, 3)
+                start = time.perf_counter()
+                status.update(f"{len(rows)} of {len(decided)} networks are cut")
+                del pruned  # its memory is wanted for the next one
     _show(known, settings, learned, rows, as_json)
 
 
