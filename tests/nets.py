@@ -381,6 +381,24 @@ class PinnedByAttention(nn.Module):
         return self.head(F.relu(self.last(y)))
 
 
+class PinnedByAttentionReshaped(nn.Module):
+    """conv13 - conv13 - attention ─ reshaped to the shape of the first conv13 - head"""
+
+    pinned: ClassVar = {"b": "matmul"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.last = conv(3, 13, stride=4), conv(13, 13), conv(13, 23)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        flat = self.b(x).flatten(2)
+        y = torch.matmul(flat, torch.matmul(flat.transpose(1, 2), flat).softmax(-1))
+        n, c, h, w = x.shape
+        return self.head(F.relu(self.last(y.reshape(n, c, h, w))))
+
+
 class PinnedByMean(nn.Module):
     """conv13 ─┬─ mean over channels - conv1 - sigmoid ─(×)─ conv23 - head: 13 is pinned by mean"""
 
@@ -620,6 +638,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "pinned by standardised": PinnedByStandardised,
     "pinned by layer norm": PinnedByLayerNorm,
     "pinned by attention": PinnedByAttention,
+    "pinned by attention, reshaped": PinnedByAttentionReshaped,
     "pinned by mean": PinnedByMean,
     "pinned by spreading": PinnedBySpreading,
     "pinned by width": PinnedByWidth,

@@ -150,6 +150,7 @@ def _reshape(
         sizes = tuple(sizes[0])
     if node.target not in ("reshape", torch.reshape) or len(sizes) != wanted.ndim:
         return Reshape((-1, *wanted.shape[1:]))
-    dense = stage.units.flow.twins[node].shape  # what does not change may depend on the image
-    pairs = zip(sizes, dense, wanted.shape, strict=True)
-    return Reshape(tuple(size if was == now else now for size, was, now in pairs))  # type: ignore[misc]
+    values = fx.node.map_arg(sizes, lambda n: stage.values[n])
+    pairs = zip(sizes, values, wanted.shape, strict=True)  # type: ignore[arg-type]
+    # a size that still holds stays as it is written: it may depend on the image
+    return Reshape(tuple(size if value in (now, -1) else now for size, value, now in pairs))  # type: ignore[misc]
