@@ -16,7 +16,7 @@ from torch import nn
 from legr_cli.channels.trace import evaluating
 from legr_cli.channels.twins import tensors
 from legr_cli.channels.units import Kept, Units
-from legr_cli.errors import ModelError
+from legr_cli.errors import ModelError, first_line
 
 
 def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
@@ -36,7 +36,7 @@ def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
         try:
             return int(analysis.total())
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             raise ModelError(f"fvcore cannot count the FLOPs of this network: {reason}") from error
 
 

@@ -36,3 +36,8 @@ class BudgetError(LegrError):
 
 class OutputError(LegrError):
     """A result cannot be written."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for a message of ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

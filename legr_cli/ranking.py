@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from legr_cli.channels.units import Units
-from legr_cli.errors import CheckpointError, RankingError
+from legr_cli.errors import CheckpointError, RankingError, first_line
 
 FORMAT, VERSION = "legr-ranking", 1
 LARGEST = 1e30  # of α and κ, so that no sum of importances overflows
@@ -92,7 +92,7 @@ def read_ranking(path: Path, known: Filters) -> Ranking:
     except FileNotFoundError:
         raise RankingError(f"{path} does not exist: --ranking is a ranking.json") from None
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise RankingError(f"{path} is no readable JSON: {_first_line(error)}") from error
+        raise RankingError(f"{path} is no readable JSON: {first_line(error)}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise RankingError(f'{path} is no ranking: it has no "format": "{FORMAT}"')
     if data.get("version") != VERSION:
@@ -146,8 +146,3 @@ def _matched(path: Path, rows: dict[str, Row], wanted: Ranking, arch: Any) -> tu
     if strange:
         raise RankingError(f"{path} has a row for '{strange[0]}', which this network has not{hint}")
     return tuple(rows[row.name] for row in wanted.rows)
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an error's text."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -23,6 +23,7 @@ def test_laws(name: str, share: float) -> None:
     units = couple(model, network.input_shape)
     cost = price(units)
     kept = laws.plan(units, cost, share)
+    assert 0 < kept.sum() < units.count
     laws.law1_dead_channels_change_nothing(units, model, kept)
     laws.law2_pruned_is_dense_silenced(units, model, kept)
     laws.law3_cost_is_fvcores(units, cost, kept)

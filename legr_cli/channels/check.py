@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from legr_cli.channels.layers import layer_at
 from legr_cli.channels.trace import evaluating
 from legr_cli.channels.twins import tensors
 from legr_cli.channels.units import Kept, Units
@@ -15,12 +16,12 @@ def silenced(
     units: Units, kept: Kept, images: torch.Tensor, traced: fx.GraphModule | None = None
 ) -> Any:
     """dense(x) with the removed channels set to zero where layers read them."""
-    layers = units.flow.layers
-    traced = traced or units.flow.traced
+    flow = units.flow
+    traced = traced or flow.traced
 
     class Silencer(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
-            layer = layers.get(str(n.target) if n.op == "call_module" else _weight_name(n))
+            layer = layer_at(flow, n)
             if layer is None:
                 return super().run_node(n)
             args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -35,12 +36,6 @@ def silenced(
 
     with evaluating(traced):
         return Silencer(traced).run(images)
-
-
-def _weight_name(node: fx.Node) -> str:
-    """The name of a functional layer: its weight's."""
-    weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
-    return str(weight.target) if isinstance(weight, fx.Node) and weight.op == "get_attr" else ""
 
 
 def disagreement(units: Units, kept: Kept, smaller: nn.Module, exact: bool = False) -> float:

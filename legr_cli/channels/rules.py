@@ -7,18 +7,18 @@ the op has no rule after all.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from legr_cli.channels.flow import Flow, Layer, Term
-from legr_cli.channels.ops import CONVOLUTIONS, Kind, describe
-from legr_cli.channels.slicing import Axes, axes_of, groups_of, obeys, width_out
-from legr_cli.channels.trace import TensorShape, fetch
-from legr_cli.channels.twins import Ids, compact, spread, tensors, varies
+from legr_cli.channels.flow import Flow, Term
+from legr_cli.channels.layers import layer
+from legr_cli.channels.ops import Kind, describe
+from legr_cli.channels.slicing import axes_of, obeys, width_out
+from legr_cli.channels.trace import TensorShape
+from legr_cli.channels.twins import Ids, compact, first, spread, tensors, varies
 
 
 def run(node: fx.Node, modules: dict[str, nn.Module], args: Any, kwargs: Any) -> Any:
@@ -32,101 +32,10 @@ def run(node: fx.Node, modules: dict[str, nn.Module], args: Any, kwargs: Any) ->
     return node.target(*args, **kwargs)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What one use of a layer works with."""
-
-    name: str
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    bias_name: str | None
-    groups: int
-    transposed: bool
-    linear: bool
-
-
-def _layer(flow: Flow, node: fx.Node, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
-    """A convolution or linear reads the ids of its input and makes new ones."""
-    call = _module_call(node, module, args, kwargs) if module else _functional_call(flow, node)
-    if call is None:
-        return None
-    shape, twin = flow.shapes[node], _first(args, kwargs)
-    dim = len(shape) - 1 if call.linear else 1
-    into = flow.along(twin, dim)
-    known = flow.layers.get(call.name)
-    out = known.out if known else flow.fresh(shape[dim])
-    if known:  # the same weights once more
-        flow.tie(known.into, into)
-    if call.groups > 1:
-        lines = torch.cat([into.reshape(call.groups, -1), out.reshape(call.groups, -1)], 1)
-        flow.tie(lines, lines[:, :1])
-    kind = "linear" if call.linear else "depthwise" if call.groups == len(into) > 1 else "conv"
-    axes = Axes(int(call.transposed), 1 - int(call.transposed) if call.groups == 1 else None)
-    flow.layers[call.name] = Layer(call.name, kind, call.weight, out, into, axes, call.bias_name)
-    if not known:
-        flow.own(call.name, call.weight, out, into)
-        flow.own(call.name, call.bias, out, into)
-    _layer_cost(flow, call, flow.layers[call.name], twin.shape, shape, dim)
-    return spread(out, dim, shape)
-
-
-def _layer_cost(flow: Flow, call: _Call, layer: Layer, before: Any, after: Any, dim: int) -> None:
-    """weights × output positions (× input positions if transposed); a multiply-add is one."""
-    cols = layer.into if call.groups == 1 else None
-    pairs = layer.weight.numel() // (len(layer.out) * (1 if cols is None else len(cols)))
-    space = before if call.transposed else after
-    positions = math.prod(space) // (2 * space[dim])
-    params = pairs if flow.counts(call.weight) else 0
-    flow.terms.append(Term(call.name, pairs * positions, params, layer.out, cols))
-    if flow.counts(call.bias):
-        flow.terms.append(Term(call.name, 0, 1, layer.out))
-
-
-def _first(args: Any, kwargs: Any) -> Ids:
-    """The tensor that an op works on, given by place or by name."""
-    return tensors((args, kwargs))[0]
-
-
-def _module_call(node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> _Call | None:
-    """What a layer that is a module works with; None when its `forward` breaks the rules."""
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    transposed, groups = getattr(module, "transposed", False), groups_of(module)
-    if not isinstance(weight, torch.Tensor) or (transposed and groups > 1):
-        return None
-    if len(args) + len(kwargs) != 1 or not obeys(module, _first(args, kwargs).shape):
-        return None
-    linear = isinstance(module, nn.Linear)
-    return _Call(str(node.target), weight, bias, None, groups, transposed, linear)
-
-
-def _functional_call(flow: Flow, node: fx.Node) -> _Call | None:
-    """What `F.conv2d` or `F.linear` works with, if its weight is a parameter as it is."""
-    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    nodes = [n for n in (given.get("weight"), given.get("bias")) if n is not None]
-    targets = []
-    for n in nodes:
-        if not isinstance(n, fx.Node) or n.op != "get_attr":
-            return None
-        if any(user.target not in (*CONVOLUTIONS, F.linear) for user in n.users):
-            return None
-        targets.append(str(n.target))
-    weight, *bias = [fetch(flow.traced, target) for target in targets]
-    return _Call(
-        name=targets[0],
-        weight=weight,
-        bias=bias[0] if bias else None,
-        bias_name=targets[1] if bias else None,
-        groups=int(fx.node.map_arg(given.get("groups", 1), lambda n: flow.twins[n])),  # type: ignore[arg-type]
-        transposed=False,
-        linear=node.target is F.linear,
-    )
-
-
 def _channelwise(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> Any:
     """A norm passes ids on; its own numbers go with them."""
     if isinstance(module, nn.PReLU) and module.num_parameters == 1:
-        return _first(args, kwargs)
+        return first(args, kwargs)
     return _norm(flow, node, module, args, kwargs, _norm_flops(module))
 
 
@@ -135,7 +44,7 @@ def _groupwise(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: 
     assert isinstance(module, nn.GroupNorm)
     if module.num_groups == 1:
         return None
-    lines = flow.along(_first(args, kwargs), 1).reshape(module.num_groups, -1)
+    lines = flow.along(first(args, kwargs), 1).reshape(module.num_groups, -1)
     flow.tie(lines, lines[:, :1])
     return _norm(flow, node, module, args, kwargs, 5 if module.affine else 4)
 
@@ -143,7 +52,7 @@ def _groupwise(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: 
 def _norm(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: Any, flops: int) -> Any:
     """Note the channels of a module with numbers for each channel, and what it costs."""
     name, shape = str(node.target), flow.shapes[node]
-    twin = _first(args, kwargs)
+    twin = first(args, kwargs)
     if len(args) + len(kwargs) != 1 or not obeys(module, twin.shape):
         return None
     ids = flow.along(twin, 1)
@@ -242,7 +151,7 @@ def _spatial(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> 
     shape = flow.shapes[node]
     if not isinstance(shape, TensorShape) or len(shape) < 3 or len(tensors((args, kwargs))) != 1:
         return None
-    twin = _first(args, kwargs)
+    twin = first(args, kwargs)
     if shape[:2] != tuple(twin.shape[:2]):
         return None  # it pads channels or more
     ids = flow.along(twin, 1)
@@ -269,7 +178,7 @@ def _reduce(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> A
 
     Over all channels there would be one line only: that has no rule.
     """
-    shape, twin = flow.shapes[node], compact(_first(args, kwargs))
+    shape, twin = flow.shapes[node], compact(first(args, kwargs))
     default = args[1] if len(args) > 1 else None
     named = kwargs.get("dim", kwargs.get("axis", default))
     dims = getattr(module, "dim", None) if module else named
@@ -290,7 +199,7 @@ def _unknown(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> 
 
 
 RULES: dict[Kind, Callable[..., Any]] = {
-    Kind.LAYER: _layer,
+    Kind.LAYER: layer,
     Kind.CHANNELWISE: _channelwise,
     Kind.GROUPWISE: _groupwise,
     Kind.ELEMENTWISE: _elementwise,

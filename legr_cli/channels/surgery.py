@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from legr_cli.channels.ops import CONVOLUTIONS
+from legr_cli.channels.layers import layer_at
 from legr_cli.channels.rehearsal import Gather, Reshape
 from legr_cli.channels.rewrite import play
 from legr_cli.channels.slicing import Axes, like, sliced, take
@@ -47,9 +47,8 @@ def apply(units: Units, kept: Kept) -> fx.GraphModule:
 
 def _set_groups(units: Units, kept: Kept, new: fx.Node, node: fx.Node) -> None:
     """A functional grouped convolution is told its groups: now as many as stay."""
-    weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
-    layer = units.flow.layers.get(str(weight.target)) if isinstance(weight, fx.Node) else None
-    if node.target not in CONVOLUTIONS or layer is None or layer.axes.into is not None:
+    layer = layer_at(units.flow, node)
+    if node.op == "call_module" or layer is None or layer.axes.into is not None:
         return
     groups = len(index(units.keeps(kept, layer.into))) // layer.weight.shape[1]
     if len(node.args) > 6:

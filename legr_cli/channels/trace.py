@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torchvision.ops import StochasticDepth
 
-from legr_cli.errors import ModelError
+from legr_cli.errors import ModelError, first_line
 
 _LAYERS_AND_NORMS = (
     *(nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm),
@@ -162,7 +162,7 @@ def run_once(traced: fx.GraphModule, example: torch.Tensor) -> tuple[Any, dict[f
             output = Recorder(traced).run(example)
         except Exception as error:
             size = "x".join(map(str, example.shape[1:]))
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error)
+            reason = first_line(error)
             raise ModelError(
                 f"the network does not run on a {size} input: {reason}; pass its size with --input"
             ) from error
@@ -200,7 +200,7 @@ def _tidy(traced: fx.GraphModule) -> None:
 
 def _where(error: Exception) -> str:
     """The reason and the line of the user's code that torch.fx stumbled on."""
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = first_line(error)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -22,6 +22,11 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return found
 
 
+def first(args: Any, kwargs: Any) -> Ids:
+    """The tensor that an op works on, given by place or by name."""
+    return tensors((args, kwargs))[0]
+
+
 def narrowed(twin: Ids, but: int | None = None) -> Ids:
     """The twin with expanded dimensions (stride 0) cut to size 1, for speed."""
     for dim in range(twin.ndim):

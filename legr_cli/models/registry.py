@@ -14,7 +14,7 @@ import torch
 import torchvision
 from torch import nn
 
-from legr_cli.errors import ModelError
+from legr_cli.errors import ModelError, first_line
 from legr_cli.models import cifar
 
 IMAGENET_STATISTICS = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -103,7 +103,7 @@ def build(arch: Arch) -> nn.Module:
         except ModelError:
             raise
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             raise ModelError(f"--arch {arch} cannot be built: {reason}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(
@@ -173,7 +173,7 @@ def _own_factory(name: str) -> Callable[..., Any]:
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise ModelError(
             f"--arch {name} does not import: {reason}; it is looked for in this folder and on "
             "PYTHONPATH as package.module:factory"

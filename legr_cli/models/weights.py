@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from legr_cli.errors import CheckpointError
+from legr_cli.errors import CheckpointError, first_line
 from legr_cli.models.registry import TRAINING_ONLY, Arch, known_names, parse_arch
 
 PICKLED = (".pt", ".pth", ".th", ".t7", ".tar")
@@ -61,7 +61,9 @@ def _read_safetensors(path: Path) -> tuple[StateDict, dict[str, str]]:
         OverflowError,
         MemoryError,
     ) as error:
-        raise CheckpointError(f"{path} is no sound safetensors file: {_line(error)}") from error
+        raise CheckpointError(
+            f"{path} is no sound safetensors file: {first_line(error)}"
+        ) from error
 
 
 def _read_pickle(path: Path) -> StateDict:
@@ -81,13 +83,10 @@ def _read_pickle(path: Path) -> StateDict:
             f"{path} {what}; legr reads tensors only: save model.state_dict() with torch.save"
         ) from error
     except Exception as error:  # torch.load fails in many ways on files that are not its own
-        raise CheckpointError(f"{path} is damaged or no weights file: {_line(error)}") from error
+        raise CheckpointError(
+            f"{path} is damaged or no weights file: {first_line(error)}"
+        ) from error
     return _bare(path, found)
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error's text."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _bare(path: Path, found: Any) -> StateDict:
