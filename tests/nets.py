@@ -493,6 +493,20 @@ class InPlace(nn.Module):
         return self.head(y)
 
 
+class InPlaceOnCat(nn.Module):
+    """conv13 ─┬─ cat(x, conv23) - relu in place - conv29 ─ cat with x again (42) - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.side, self.last = conv(3, 13), conv(13, 23), conv(36, 29)
+        self.act, self.head = nn.ReLU(inplace=True), head(42)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        y = self.last(self.act(torch.cat([x, self.side(x)], 1)))
+        return self.head(torch.cat([y, x], 1))
+
+
 class Keywords(nn.Module):
     """conv13 - norm - conv23 - mean - fc, every call by keyword, and an option of forward"""
 
@@ -628,6 +642,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "blur by shape": lambda: Blur(True),
     "numbers": Numbers,
     "in place": InPlace,
+    "in place on cat": InPlaceOnCat,
     "keywords": Keywords,
     "parts": Parts,
     "branches": Branches,

@@ -78,6 +78,7 @@ def test_only_the_spread_channel_is_pinned() -> None:
         ("functional", 13 + 23),
         ("twice", 13 + 23),
         ("branches", 13 + 23),
+        ("in place on cat", 13 + 23 + 29),
     ],
 )
 def test_units_counted_by_hand(name: str, count: int) -> None:

@@ -120,6 +120,29 @@ RESHAPES = {
 RESHAPE_MODULES = (nn.Flatten, nn.Unflatten)
 
 
+_COPIES = (  # shape ops whose result is memory of its own, never a view
+    *(
+        "cat",
+        "concat",
+        "concatenate",
+        "stack",
+        "pad",
+        "repeat",
+        "repeat_interleave",
+        "tile",
+        "roll",
+    ),
+    *("flip", "index_select", "zeros", "zeros_like", "new_zeros", "channel_shuffle"),
+    *("pixel_shuffle", "pixel_unshuffle"),
+)
+
+
+def may_be_view(node: fx.Node, kind: Kind | None) -> bool:
+    """Whether a node's result may share its memory with the tensor it was made from."""
+    name = getattr(node.target, "__name__", node.target)
+    return kind is Kind.SHAPE and name not in _COPIES
+
+
 def kind_of(node: fx.Node, modules: dict[str, nn.Module]) -> Kind:
     """The kind of a call node; `Kind.UNKNOWN` when the table has no row for it."""
     if node.op == "call_module":

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Term
-from legr_cli.channels.ops import CONVOLUTIONS, Kind, describe, kind_of
+from legr_cli.channels.ops import CONVOLUTIONS, Kind, describe, kind_of, may_be_view
 from legr_cli.channels.rules import RULES, asks_for_shape, indexes
 from legr_cli.channels.slicing import width_out
 from legr_cli.channels.trace import TensorShape, fetch, in_place
@@ -80,13 +80,13 @@ def _base_of_view(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> f
     if not in_place(node, modules) or not node.all_input_nodes:
         return None
     root = node.all_input_nodes[0]
-    while flow.kinds.get(root) is Kind.SHAPE and root.all_input_nodes:
+    while may_be_view(root, flow.kinds.get(root)) and root.all_input_nodes:
         root = root.all_input_nodes[0]
     if root is node.all_input_nodes[0]:
         return None
     views, later = [root], set()
     for view in views:
-        views += [user for user in view.users if flow.kinds.get(user) is Kind.SHAPE]
+        views += [user for user in view.users if may_be_view(user, flow.kinds.get(user))]
         later |= {user for user in view.users if user > node}
     return root if later else None
 
