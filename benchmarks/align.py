@@ -77,7 +77,7 @@ def main() -> None:
             export(network.model, network.input_shape, dense)
             rows, sessions = [], [session(dense)]
             for rule, (fixed, factor) in RULES.items():
-                align = Align(rule, fixed or block, factor or False)
+                align = Align(rule, fixed or block, factor)
                 blocks = arrange(known.units, known.cost, scores, 0.1, align)
                 for share in SHARES:
                     try:

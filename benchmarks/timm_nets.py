@@ -65,9 +65,7 @@ def verdict(name: str) -> str:
     shape = (3, 128, 128)
     units = couple(model, shape)
     cost = price(units)
-    kept = np.random.default_rng(0).random(units.count) < 0.6
-    for line in units.lines:
-        kept[line[0]] |= not kept[line].any()
+    kept = units.standing(np.random.default_rng(0).random(units.count) < 0.6)
     smaller = apply(units, kept)
     images = torch.rand(2, *shape).double()
     with torch.no_grad():

@@ -89,7 +89,7 @@ class Cost:
     always: np.ndarray  # channels of the axis that always stay
     flops: Bill
     params: Bill
-    owners: tuple[tuple[str, int], ...]  # (layer, index of its term in `flops`)
+    owners: tuple[str, ...]  # the layer, norm or pool of each term
 
     def counts(self, kept: Kept) -> np.ndarray:
         """How many units of each group a plan keeps."""
@@ -114,8 +114,8 @@ class Cost:
         widths, bill = self.widths(counts), self.flops
         each = bill.coefficients * widths[bill.rows] * widths[bill.cols]
         found: dict[str, float] = {}
-        for owner, term in self.owners:
-            found[owner] = found.get(owner, 0.0) + float(each[term])
+        for owner, flops in zip(self.owners, each.tolist(), strict=True):
+            found[owner] = found.get(owner, 0.0) + flops
         return found
 
 
@@ -147,7 +147,7 @@ def price(units: Units) -> Cost:
     for layer in units.flow.layers.values():
         each = per_unit[axes.number(units.of(layer.out))]
         channels = np.maximum(channels, each.astype(int))
-    owners = tuple((term.owner, i) for i, term in enumerate(units.flow.terms))
+    owners = tuple(term.owner for term in units.flow.terms)
     return Cost(group_of, sizes, channels, per_unit, always, bills[0], bills[1], owners)
 
 

@@ -25,7 +25,6 @@ class Blocks:
     """All blocks, best first, and how many of each group are protected."""
 
     group: np.ndarray  # of each block
-    size: np.ndarray  # units in it
     step: np.ndarray  # units in a whole block of each group
     all: np.ndarray  # blocks in each group
     protected: np.ndarray  # blocks of each group that always stay
@@ -66,7 +65,7 @@ def arrange(
     middle = position[by_group[start[group] + place * step[group] + size // 2]]
     sort = np.argsort(middle, kind="stable")
     protected = -(-least // step)
-    return Blocks(group[sort], size[sort], step, all_blocks, protected, ranked, place[sort])
+    return Blocks(group[sort], step, all_blocks, protected, ranked, place[sort])
 
 
 def _lines(units: Units, min_keep: float) -> list[tuple[np.ndarray, float]]:
@@ -88,15 +87,14 @@ def cut(cost: Cost, blocks: Blocks, bill: Bill, share: float, what: str = "FLOPs
         )
     above = blocks.all
     for level in range(LEVELS - 1, -1, -1):
-        at = level / LEVELS
+        at, here = level / LEVELS, blocks.protected
+        if at * dense >= lowest:
+            here = _take(cost, blocks, bill, here, above, at * dense)
         if share >= at + 1e-9:  # between two levels
-            below = blocks.protected
-            if at * dense >= lowest:
-                below = _take(cost, blocks, bill, blocks.protected, above, at * dense, dense)
-            return _take(cost, blocks, bill, below, above, share * dense, dense)
-        above = _take(cost, blocks, bill, blocks.protected, above, at * dense, dense)
+            return _take(cost, blocks, bill, here, above, share * dense)
         if share >= at - 1e-9:
-            return above
+            return here
+        above = here
     raise AssertionError("unreachable")
 
 
@@ -113,11 +111,11 @@ def _take(
     core: np.ndarray,
     limit: np.ndarray,
     budget: float,
-    dense: float,
 ) -> np.ndarray:
     """Add to `core`, up to `limit`, the best blocks that fit, then the best of the cheaper ones."""
     have, limit = core.copy(), limit.copy()
     budget = budget * (1 + 1e-12)
+    enough = ENOUGH * cost.of(bill, cost.sizes)
     while True:
         free = (blocks.place >= have[blocks.group]) & (blocks.place < limit[blocks.group])
         queue = blocks.group[free]
@@ -130,7 +128,7 @@ def _take(
         have = have + np.bincount(queue[:low], minlength=len(have))
         units = blocks.units(have, cost)
         slack = budget - cost.of(bill, units)
-        if low == len(queue) or slack <= ENOUGH * dense:
+        if low == len(queue) or slack <= enough:
             return have
         step = np.minimum(blocks.step, cost.sizes - units)
         limit = np.where(cost.one_more(bill, units, step) <= slack, limit, have)

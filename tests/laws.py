@@ -13,12 +13,11 @@ from legr_cli.channels.check import silenced
 from legr_cli.channels.trace import evaluating, fetch
 from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params
-from legr_cli.cut import Blocks, arrange, cut, floor
+from legr_cli.cut import Blocks, arrange, cut
 from legr_cli.deploy.onnx import export
-from legr_cli.ranking import filters, identity, importance
+from legr_cli.ranking import Ranking, Row, filters, identity, importance
 from legr_cli.settings import Align
 
-__all__ = ["floor"]
 SHARES = [round(0.1 * i, 1) for i in range(2, 9)]
 
 
@@ -28,15 +27,9 @@ def scores(units: Units, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     mean = np.bincount(known.layer, known.norm2) / np.bincount(known.layer)
     scale = np.exp(rng.normal(0, 0.5, len(known.names))) / mean
-    return importance(
-        known,
-        type(identity(known))(
-            tuple(
-                type(row)(row.name, row.filters, float(a), 0.0)
-                for row, a in zip(identity(known).rows, scale, strict=True)
-            )
-        ),
-    )
+    pairs = zip(identity(known).rows, scale, strict=True)
+    rows = tuple(Row(row.name, row.filters, float(alpha)) for row, alpha in pairs)
+    return importance(known, Ranking(rows))
 
 
 def ranked(units: Units, cost: Cost, align: Align | None = None) -> Blocks:

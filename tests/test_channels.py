@@ -12,6 +12,7 @@ from torch import nn
 
 from legr_cli.channels import apply, couple
 from legr_cli.cost import count_flops, price
+from legr_cli.cut import floor
 from legr_cli.errors import ModelError
 from legr_cli.settings import Align
 
@@ -23,14 +24,12 @@ def test_laws(name: str) -> None:
     cost = price(units)
     rng = np.random.default_rng(3)
     for trial in range(3):
-        kept = rng.random(units.count) < (0.3, 0.5, 0.8)[trial]
-        for line in units.lines:
-            kept[line[0]] |= not kept[line].any()
+        kept = units.standing(rng.random(units.count) < (0.3, 0.5, 0.8)[trial])
         laws.law1_dead_channels_change_nothing(units, model, kept)
         laws.law2_pruned_is_dense_silenced(units, model, kept)
         laws.law3_cost_is_fvcores(units, cost, kept)
     blocks = laws.ranked(units, cost)
-    shares = [s for s in laws.SHARES if s >= laws.floor(cost, blocks, cost.flops)]
+    shares = [s for s in laws.SHARES if s >= floor(cost, blocks, cost.flops)]
     plans = [laws.plan(units, cost, share) for share in shares]
     laws.law4_plans_nest(plans)
     for share, kept in zip(shares, plans, strict=True):
@@ -241,7 +240,7 @@ def test_aligned_groups_are_multiples_and_nest(block: int) -> None:
     units = couple(model, nets.INPUT)
     cost = price(units)
     align = Align(str(block), block)
-    lowest = laws.floor(cost, laws.ranked(units, cost, align), cost.flops)
+    lowest = floor(cost, laws.ranked(units, cost, align), cost.flops)
     plans = [laws.plan(units, cost, s, align) for s in laws.SHARES if s >= lowest]
     assert len(plans) >= 3
     laws.law4_plans_nest(plans)

@@ -12,6 +12,7 @@ from torchvision.models import VGG
 
 from legr_cli.channels import Units, couple
 from legr_cli.cost import Cost, price
+from legr_cli.cut import floor
 from legr_cli.models.registry import Arch, build, parse_arch
 from legr_cli.networks import WithoutMemory
 from legr_cli.settings import parse_align
@@ -66,7 +67,7 @@ def studied(name: str) -> tuple[nn.Module, Units, Cost]:
 def test_laws(name: str, tmp_path: Path) -> None:
     model, units, cost = studied(name)
     blocks = laws.ranked(units, cost)
-    shares = [s for s in laws.SHARES if s >= laws.floor(cost, blocks, cost.flops)]
+    shares = [s for s in laws.SHARES if s >= floor(cost, blocks, cost.flops)]
     assert shares == laws.SHARES or name == "convnext_tiny"
     plans = [laws.plan(units, cost, share) for share in shares]
     laws.law4_plans_nest(plans)
@@ -85,7 +86,7 @@ def test_laws(name: str, tmp_path: Path) -> None:
 def test_aligned_laws(name: str) -> None:
     model, units, cost = studied(name)
     align = parse_align("avx512")
-    lowest = laws.floor(cost, laws.ranked(units, cost, align), cost.flops)
+    lowest = floor(cost, laws.ranked(units, cost, align), cost.flops)
     shares = [s for s in laws.SHARES if s >= lowest]
     plans = [laws.plan(units, cost, share, align) for share in shares]
     laws.law4_plans_nest(plans)
@@ -132,7 +133,7 @@ def test_timm(name: str) -> None:
     model = nets.enliven(build(Arch(f"timm:{name}", {}, 11)))
     units = couple(model, (3, 64, 64))
     cost = price(units)
-    share = max(0.5, laws.floor(cost, laws.ranked(units, cost), cost.flops))
+    share = max(0.5, floor(cost, laws.ranked(units, cost), cost.flops))
     kept = laws.plan(units, cost, share)
     laws.law3_cost_is_fvcores(units, cost, kept)
     model.double()

@@ -19,8 +19,8 @@ def gather(stage: Rehearsal, node: fx.Node, modules: dict[str, Any]) -> Gather |
     """
     twins = stage.units.flow.twins
     chain, sources = _chain(stage, node)
-    boxes = [box(stage, twins[n]) for n in (node, *sources)]
-    dims = {d for box in boxes for d, pick in enumerate(box or []) if pick is not None}
+    boxes = [box(stage.units, stage.kept, twins[n]) for n in (node, *sources)]
+    dims = {d for picks in boxes for d, pick in enumerate(picks or []) if pick is not None}
     if None in boxes or not sources or len(dims) != 1:
         return None
     dim, ndim = dims.pop(), twins[node].ndim
@@ -41,7 +41,7 @@ def gather(stage: Rehearsal, node: fx.Node, modules: dict[str, Any]) -> Gather |
     line = made.long().movedim(dim, 0).flatten(1)[:, 0]
     if not torch.equal(redone, joined.index_select(dim, line)):
         return None
-    new_place, width = _new_places(sizes, [box[dim] for box in boxes[1:]])  # type: ignore[index]
+    new_place, width = _new_places(sizes, [stay[dim] for stay in boxes[1:]])  # type: ignore[index]
     stays = boxes[0][dim]  # type: ignore[index]
     picks = new_place[line if stays is None else line[stays]]
     if bool((picks < 0).any()):

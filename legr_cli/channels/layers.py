@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Layer, Term
 from legr_cli.channels.ops import CONVOLUTIONS
-from legr_cli.channels.slicing import Axes, groups_of, obeys
+from legr_cli.channels.slicing import groups_of, obeys, weight_axes
 from legr_cli.channels.trace import fetch
 from legr_cli.channels.twins import first, spread
 
@@ -44,7 +44,7 @@ def layer(flow: Flow, node: fx.Node, module: nn.Module | None, args: Any, kwargs
         lines = torch.cat([into.reshape(call.groups, -1), out.reshape(call.groups, -1)], 1)
         flow.tie(lines, lines[:, :1])
     kind = "linear" if call.linear else "depthwise" if call.groups == len(into) > 1 else "conv"
-    axes = Axes(int(call.transposed), 1 - int(call.transposed) if call.groups == 1 else None)
+    axes = weight_axes(call.transposed, call.groups)
     flow.layers[call.name] = Layer(call.name, kind, call.weight, out, into, axes, call.bias_name)
     if not known:
         flow.own(call.name, call.weight, out, into)

@@ -47,7 +47,7 @@ def pruned_twin(stage: Rehearsal, twin: Any) -> Any:
     """A dense twin without its removed channels; None where what stays is no box."""
     if not isinstance(twin, torch.Tensor):
         return None
-    picks = box(stage, twin)
+    picks = box(stage.units, stage.kept, twin)
     if picks is None:
         return None
     small, shape = narrowed(twin), list(twin.shape)
@@ -57,10 +57,10 @@ def pruned_twin(stage: Rehearsal, twin: Any) -> Any:
     return small.expand(shape)
 
 
-def box(stage: Rehearsal, twin: Ids) -> list[torch.Tensor | None] | None:
+def box(units: Units, kept: Kept, twin: Ids) -> list[torch.Tensor | None] | None:
     """For each dimension the indices that stay (None: all), if what stays fills a box."""
     small = narrowed(twin)
-    stays = torch.from_numpy(stage.units.keeps(stage.kept, small.reshape(-1))).reshape(small.shape)
+    stays = torch.from_numpy(units.keeps(kept, small.reshape(-1))).reshape(small.shape)
     picks: list[torch.Tensor | None] = [None] * twin.ndim
     for dim in range(twin.ndim):
         line = stays.movedim(dim, 0).unsqueeze(-1).flatten(1).any(1)

@@ -23,10 +23,7 @@ def rehearse(units: Units) -> list[tuple[Any, str]]:
     """Play two random plans; the twins to pin, with the op that stands in the way."""
     rng = np.random.default_rng(0)
     for _ in range(2):
-        kept = rng.random(units.count) < 0.6
-        for line in units.lines:
-            kept[line[0]] |= not kept[line].any()
-        trouble = play(units, kept).trouble
+        trouble = play(units, units.standing(rng.random(units.count) < 0.6)).trouble
         if trouble:
             return trouble
     return []

@@ -32,6 +32,11 @@ def groups_of(module: nn.Module) -> int:
     return int(getattr(module, "groups", 1))
 
 
+def weight_axes(transposed: bool, groups: int) -> Axes:
+    """The dimensions of a convolution's or linear layer's weight; those of groups stay as wide."""
+    return Axes(int(transposed), int(not transposed) if groups == 1 else None)
+
+
 def axes_of(module: nn.Module) -> dict[str, Axes]:
     """For each parameter and buffer the dimensions that shrink when channels go."""
     found = {}
@@ -41,8 +46,7 @@ def axes_of(module: nn.Module) -> dict[str, Axes]:
         if tensor is None or tensor.ndim == 0:
             continue
         if name == "weight" and not isinstance(module, _NORMS):
-            into = 0 if transposed else 1
-            found[name] = Axes(1 if transposed else 0, into if groups_of(module) == 1 else None)
+            found[name] = weight_axes(transposed, groups_of(module))
         elif tensor.shape[0] == width_out(module):
             found[name] = Axes(0)
     return found

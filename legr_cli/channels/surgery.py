@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from legr_cli.channels.layers import layer_at
-from legr_cli.channels.rehearsal import Gather, Reshape
+from legr_cli.channels.rehearsal import Gather, Reshape, box
 from legr_cli.channels.rewrite import play
 from legr_cli.channels.slicing import Axes, like, sliced, take
 from legr_cli.channels.trace import drop_unused, fetch
@@ -91,28 +91,22 @@ def _tensor(units: Units, kept: Kept, node: fx.Node, made: dict[int, torch.Tenso
         return made[id(value)]
     new = value.detach().clone()
     for layer in flow.layers.values():
-        out, into = (index(units.keeps(kept, ids)) for ids in (layer.out, layer.into))
-        if layer.name == name:
-            new = take(new, layer.axes, out, into)
-        elif layer.bias == name:
-            new = take(new, Axes(0), out, into)
+        if name in (layer.name, layer.bias):
+            out, into = (index(units.keeps(kept, ids)) for ids in (layer.out, layer.into))
+            new = take(new, layer.axes if name == layer.name else Axes(0), out, into)
     if name in flow.channelwise:
-        stays = torch.from_numpy(units.keeps(kept, flow.channelwise[name]))
-        for dim in range(new.ndim):
-            line = stays.movedim(dim, 0).unsqueeze(-1).flatten(1).any(1).nonzero().flatten()
-            new = new.index_select(dim, line.to(new.device))
-            stays = stays.index_select(dim, line)
+        for dim, pick in enumerate(box(units, kept, flow.channelwise[name]) or []):
+            new = new if pick is None else new.index_select(dim, pick.to(new.device))
     made[id(value)] = like(value, new)
     return made[id(value)]
 
 
 def _has(root: nn.Module, name: str) -> bool:
     """Whether `root` has something at this dotted name."""
-    value: Any = root
-    for part in name.split("."):
-        if not hasattr(value, part):
-            return False
-        value = getattr(value, part)
+    try:
+        fetch(root, name)
+    except AttributeError:
+        return False
     return True
 
 

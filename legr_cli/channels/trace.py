@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import operator
 import traceback
 import unittest.mock
 from collections.abc import Iterator
@@ -135,10 +136,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def fetch(root: nn.Module, name: str) -> Any:
     """What a network has at a dotted name: a module, a tensor, a number."""
-    value: Any = root
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
+    return operator.attrgetter(name)(root)
 
 
 class TensorShape(tuple[int, ...]):

@@ -39,9 +39,9 @@ def compact(twin: Ids) -> Ids:
     """The same twin with every dimension along which nothing varies as an expanded one."""
     small = narrowed(twin)
     for dim in range(small.ndim):
-        first = small.narrow(dim, 0, 1)
-        if small.shape[dim] > 1 and bool((small == first).all()):
-            small = first
+        one = small.narrow(dim, 0, 1)
+        if small.shape[dim] > 1 and bool((small == one).all()):
+            small = one
     return small.expand(twin.shape)
 
 

@@ -43,6 +43,13 @@ class Units:
         """Whether each of these ids stays under a plan."""
         return np.append(kept, True)[self.of(ids)]
 
+    def standing(self, kept: Kept) -> Kept:
+        """The plan with a unit put back wherever a tensor would vanish."""
+        kept = kept.copy()
+        for line in self.lines:
+            kept[line[0]] |= not kept[line].any()
+        return kept
+
 
 def number(flow: Flow, input_shape: tuple[int, ...]) -> Units:
     """Number the classes of tied ids that hold filters and no pinned channel: the units."""

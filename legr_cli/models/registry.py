@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib
+import operator
 import re
 import sys
 from collections.abc import Callable
@@ -148,7 +149,7 @@ def _nearest(name: str) -> str:
     """A hint at the names that look alike."""
     import difflib
 
-    close = difflib.get_close_matches(name, [*_OURS, *torchvision_names()], n=3)
+    close = difflib.get_close_matches(name, known_names(), n=3)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
@@ -169,9 +170,7 @@ def _own_factory(name: str) -> Callable[..., Any]:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        found = operator.attrgetter(attribute)(importlib.import_module(module_name))
     except Exception as error:
         reason = first_line(error)
         raise ModelError(
