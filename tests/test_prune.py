@@ -200,6 +200,18 @@ def test_inspect_table_names_what_pins() -> None:
     assert "lowest target" in printed
 
 
+def test_inspect_names_layers_without_a_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory = FACTORY.format(tests=str(Path(nets.__file__).parent))
+    (tmp_path / "mynet3.py").write_text(factory + "Odd = nets.PinnedByStandardised\n")
+    monkeypatch.chdir(tmp_path)
+    args = ("inspect", "random:mynet3:Odd", "--input", "3x16x16")
+    assert "pinned by Standardised (odd): stem (13), odd (23)" in legr(*args)
+    pins = json.loads(legr(*args, "--json"))["pinned"]
+    assert {"layer": "odd", "channels": 23, "reason": "Standardised (odd)"} in pins
+
+
 def test_the_lowest_target_can_be_asked_for(tmp_path: Path) -> None:
     lowest = json.loads(legr("inspect", "random:resnet20", "--json"))["lowest_flops_share"]
     for align, share in lowest.items():

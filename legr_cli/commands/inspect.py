@@ -1,5 +1,6 @@
 """`legr inspect`."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,6 +89,7 @@ def _facts(known: "Study") -> dict[str, Any]:
         "groups": len(cost.sizes),
         "lowest_flops_share": {a: lowest_share(known, parse_align(a)) for a in ("auto", "1")},
         "layers": layers,
+        "pinned": [dataclasses.asdict(pin) for pin in units.pins],
         "other_flops": known.flops - round(sum(of_layers)),
         "sha256": known.sha256,
     }
@@ -122,18 +124,20 @@ def _show(facts: dict[str, Any]) -> None:
         table.add_row("norms, pools", "", "", "", "", show.count(other), share, "")
     screen = show.console(stderr=False)
     screen.print(table)
-    for reason, names in _by_reason(facts["layers"]).items():
+    for reason, names in _by_reason(facts["pinned"]).items():
         screen.print(f"pinned by {reason}: {', '.join(names)}", style="dim")
     auto, exact = facts["lowest_flops_share"].values()
     screen.print(f"lowest target: --flops {auto:g} ({exact:g} with --align 1)", style="dim")
 
 
-def _by_reason(layers: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """For each op that pins, the layers it holds and how many channels of each."""
+def _by_reason(pins: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """For each op that pins, the layers it holds and how many channels of each.
+
+    A layer that has no rule itself is in no row of the table; here it is named.
+    """
     found: dict[str, list[str]] = {}
-    for layer in layers:
-        for pin in layer["pinned"]:
-            found.setdefault(pin["by"], []).append(f"{layer['name']} ({pin['channels']})")
+    for pin in pins:
+        found.setdefault(pin["reason"], []).append(f"{pin['layer']} ({pin['channels']})")
     return found
 
 
