@@ -241,7 +241,7 @@ def save_network(network: Network, temporary: Path) -> None:
         )
         tensors[name] = own.clone() if shared else own
     try:
-        save_file(tensors, temporary, {_KEY: json.dumps(header), "format": "pt"})
+        save_file(tensors, temporary, {_KEY: json.dumps(header)})  # one key: of two, any is first
     except SafetensorError as error:
         raise OutputError(
             f"cannot write {temporary.parent}: {error}; nothing was changed"

@@ -88,6 +88,24 @@ def test_range_makes_a_folder_of_nested_networks(resnet20: Path, tmp_path: Path)
         assert all(small[name] <= large[name] for name in small)
 
 
+def test_the_same_command_writes_the_same_bytes(resnet20: Path, tmp_path: Path) -> None:
+    args = (
+        "prune",
+        resnet20,
+        "--arch",
+        "resnet20",
+        "--flops",
+        0.5,
+        "--out",
+        tmp_path / "x.safetensors",
+    )
+    written = set()
+    for _ in range(4):
+        legr(*args)
+        written.add((tmp_path / "x.safetensors").read_bytes())
+    assert len(written) == 1
+
+
 def test_params_target_and_onnx(resnet20: Path, tmp_path: Path) -> None:
     out = tmp_path / "small.safetensors"
     args = ("--arch", "resnet20", "--params", "0.3", "--align", "1", "--onnx", "--json")
