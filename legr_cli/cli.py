@@ -8,7 +8,9 @@ import typer
 from typer.core import TyperGroup
 
 from legr_cli import __version__
+from legr_cli.commands.evaluate import evaluate
 from legr_cli.commands.inspect import inspect
+from legr_cli.commands.learn import learn
 from legr_cli.commands.prune import prune
 from legr_cli.errors import LegrError
 
@@ -22,8 +24,8 @@ class _Edge(TyperGroup):
         except LegrError as error:
             typer.echo(f"legr: {error}", err=True)
             raise typer.Exit(1) from error
-        except KeyboardInterrupt:
-            typer.echo("legr: stopped", err=True)
+        except KeyboardInterrupt as stop:
+            typer.echo(f"legr: {stop or 'stopped'}", err=True)
             raise typer.Exit(130) from None
 
 
@@ -35,8 +37,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(prune)
-app.command()(inspect)
+for command in (learn, prune, evaluate, inspect):
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:
@@ -54,8 +56,9 @@ def legr(
 ) -> None:
     """Small, fast ConvNets for every FLOP target, from one learned ranking.
 
-    [bold]legr inspect[/] shows what can be pruned and what cannot; [bold]legr prune[/] writes
-    real, smaller networks, offline and in seconds.
+    [bold]legr learn[/] finds out once which filters matter; [bold]legr prune[/] then writes real,
+    smaller networks for any target, offline and in seconds. [bold]legr evaluate[/] measures their
+    accuracy, [bold]legr inspect[/] shows what can be pruned and what cannot.
 
     Results go to stdout, progress and notes to stderr. Exit codes: 0; 1 for an error, in one line
     that says what to do; 2 for unknown commands and options; 130 for Ctrl-C.

@@ -5,6 +5,8 @@ LegrError
 ├── ModelError        no such architecture, or it cannot be built or traced
 ├── CheckpointError   a weights file is missing, unsafe, damaged or of another network
 ├── RankingError      a ranking.json is damaged or of another network
+├── DataError         a data set is missing, damaged or of other classes
+├── SearchError       a search cannot go on, or not from where it stopped
 ├── BudgetError       no plan meets the target
 └── OutputError       a result cannot be written
 """
@@ -28,6 +30,14 @@ class CheckpointError(LegrError):
 
 class RankingError(LegrError):
     """The ranking cannot be read or belongs to another network."""
+
+
+class DataError(LegrError):
+    """A data set is missing, damaged or does not fit the network."""
+
+
+class SearchError(LegrError):
+    """A search cannot go on, or not from where it stopped."""
 
 
 class BudgetError(LegrError):

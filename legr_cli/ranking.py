@@ -1,5 +1,6 @@
 """The ranking: (α, κ) for each layer, the importance that follows, and ranking.json."""
 
+import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -76,12 +77,24 @@ def identity(known: Filters) -> Ranking:
     return Ranking(tuple(Row(n, int(c)) for n, c in zip(known.names, counts, strict=True)))
 
 
+def spread(known: Filters) -> np.ndarray:
+    """By layer, the standard deviation of its filters' squared norms."""
+    return np.array([known.norm2[known.layer == i].std() for i in range(len(known.names))])
+
+
 def importance(known: Filters, ranking: Ranking) -> np.ndarray:
     """Of each unit: Σ over its filters of α·‖Θᵢ‖₂² + κ (paper, eq. 1)."""
     alpha = np.array([row.alpha for row in ranking.rows])
     kappa = np.array([row.kappa for row in ranking.rows])
     score = alpha[known.layer] * known.norm2 + kappa[known.layer]
     return np.bincount(known.unit, score, minlength=known.units)
+
+
+def write_ranking(ranking: Ranking, temporary: Path) -> None:
+    """Write ranking.json to a file that takes its place when complete."""
+    layers = [dataclasses.asdict(row) for row in ranking.rows]
+    data = {"format": FORMAT, "version": VERSION, **ranking.notes, "layers": layers}
+    temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_ranking(path: Path, known: Filters) -> Ranking:

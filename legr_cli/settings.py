@@ -1,4 +1,4 @@
-"""What a user can set for a prune: parsed and checked once, and stored with the result."""
+"""What a user can set: parsed and checked once, and stored with the result."""
 
 import math
 import platform
@@ -116,6 +116,12 @@ def parse_input(text: str) -> tuple[int, ...]:
     return tuple(int(side) for side in text.split("x"))
 
 
+def check_min_keep(share: float) -> None:
+    """The protected share of a layer must be one."""
+    if not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise SettingError(f"--min-keep must be from 0 to 1, got {share}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prune:
     """The settings of a prune."""
@@ -127,7 +133,65 @@ class Prune:
     def __post_init__(self) -> None:
         if not self.targets:
             raise SettingError("no target: pass --flops 0.4 or --params 0.4")
-        if not isinstance(self.min_keep, int | float) or not 0 <= self.min_keep <= 1:
-            raise SettingError(f"--min-keep must be from 0 to 1, got {self.min_keep}")
+        check_min_keep(self.min_keep)
         if len({target.label for target in self.targets}) < len(self.targets):
             raise SettingError("a target is given twice")
+
+
+FITNESS = {"finetune": 200, "bn": 8, "none": 0}  # kind → batches to adapt on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """The settings of a search for a ranking (paper, Algorithm 1)."""
+
+    flops: float = 0.2  # ζ̂: the share at which candidates are compared
+    candidates: int = 400  # E
+    population: int = 64  # P: candidates alive at once
+    sample: int = 16  # S: of which the fittest is a parent
+    mutate: float = 0.1  # u: share of the layers that change
+    sigma: float = 1.0  # random walk of log α; κ walks by its layer's deviation × sigma
+    sigma_end: float = 0.2  # what sigma has shrunk to at the last candidate
+    start: str = "identity"  # the first pool: mutations of α = 1, κ = 0, or all random
+    fitness: str = "finetune"
+    steps: int = FITNESS["finetune"]  # τ̂: batches to adapt on
+    batch_size: int = 128
+    lr: float = 0.01
+    validation: int = 10_000  # images to measure on, at most
+    min_keep: float = 0.1
+    align: Align = Align()
+    seed: int = 0
+    workers: int = 1  # W: candidate e may depend on results up to e − W
+
+    def __post_init__(self) -> None:
+        Target("flops", self.flops)
+        check_min_keep(self.min_keep)
+        for name, least in (
+            ("candidates", 1),
+            ("sample", 1),
+            ("workers", 1),
+            ("batch_size", 2),
+            ("validation", 1),
+            ("seed", 0),
+            ("steps", 0),
+        ):
+            if (value := getattr(self, name)) < least:
+                raise SettingError(f"{_option(name)} must be at least {least}, got {value}")
+        if self.population < self.sample:
+            raise SettingError(
+                f"--population {self.population} is smaller than --sample {self.sample}: "
+                "parents are sampled from the population"
+            )
+        for name, choices in (("fitness", tuple(FITNESS)), ("start", ("identity", "random"))):
+            if (value := getattr(self, name)) not in choices:
+                raise SettingError(f"--{name} must be {' or '.join(choices)}, got {value}")
+        for name in ("mutate", "sigma", "sigma_end", "lr"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise SettingError(f"{_option(name)} must be over 0, got {value}")
+        if self.mutate > 1:
+            raise SettingError(f"--mutate is a share of the layers: at most 1, got {self.mutate}")
+
+
+def _option(name: str) -> str:
+    """`batch_size` as the command line has it."""
+    return "--" + name.replace("_", "-")

@@ -45,6 +45,64 @@ InputShape = Annotated[
         help="Size of one image. Default: the architecture's own, 3x224x224 for your own.",
     ),
 ]
+Data = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        metavar="SPEC",
+        show_default=False,
+        rich_help_panel="The images",
+        help="cifar10:DIR, cifar100:DIR, imagenet:DIR, cub200:DIR, folder:DIR (train/CLASS/*.jpg, "
+        "and val/ and test/ if you have them), or digits (inside legr).",
+    ),
+]
+Normalize = Annotated[
+    str | None,
+    typer.Option(
+        "--normalize",
+        metavar="NAME|M,M,M:S,S,S",
+        show_default=False,
+        rich_help_panel="The images",
+        help="Mean and deviation that the network was trained with: imagenet, cifar10, cifar100, "
+        "half, none, or numbers. Default: what the network's file says, else the data's own.",
+    ),
+]
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download",
+        rich_help_panel="The images",
+        help="Fetch the data first, where torchvision can (CIFAR).",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="auto|cpu|cuda|cuda:N|mps",
+        rich_help_panel="The machine",
+        help="auto: a GPU if there is one. Workers spread over all GPUs unless one is named.",
+    ),
+]
+Align = Annotated[
+    str,
+    typer.Option(
+        "--align",
+        metavar="auto|avx512|avx2|arm|N",
+        rich_help_panel="How to cut",
+        help="Keep channels in multiples that the CPU's kernels like; auto: this CPU's. "
+        "1 is the paper's own cut: exact, and often slower.",
+    ),
+]
+MinKeep = Annotated[
+    float,
+    typer.Option(
+        "--min-keep",
+        metavar="SHARE",
+        rich_help_panel="How to cut",
+        help="Share of every layer that is never removed.",
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", help="One JSON object on stdout instead of a table."),

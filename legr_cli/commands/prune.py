@@ -58,19 +58,8 @@ def prune(
             help="A ranking.json with (α, κ) by layer. Without it α = 1, κ = 0: plain norms.",
         ),
     ] = None,
-    align: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|avx512|avx2|arm|N",
-            rich_help_panel=_HOW,
-            help="Keep channels in multiples that the CPU's kernels like; auto: this CPU's. "
-            "1 is the paper's own cut: exact, and often slower.",
-        ),
-    ] = "auto",
-    min_keep: Annotated[
-        float,
-        typer.Option(rich_help_panel=_HOW, help="Share of every layer that is never removed."),
-    ] = 0.1,
+    align: options.Align = "auto",
+    min_keep: options.MinKeep = 0.1,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write an .onnx beside each file, checked against torch.")
     ] = False,

@@ -1,0 +1,334 @@
+"""`legr learn`."""
+
+import contextlib
+import shlex
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from legr_cli import __version__
+from legr_cli.commands import options
+from legr_cli.errors import OutputError, SettingError
+
+if TYPE_CHECKING:
+    from legr_cli.search.learn import Found
+    from legr_cli.search.session import Session
+
+_SEARCH, _FITNESS, _MACHINE = "The search", "The fitness of a candidate", "The machine"
+
+
+def learn(
+    checkpoint: options.Checkpoint,
+    data: options.Data,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="The ranking, NAME.json; its history goes beside it as NAME.history.jsonl.",
+        ),
+    ],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a search that was stopped.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a ranking or history that is in the way.")
+    ] = False,
+    flops: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            rich_help_panel=_SEARCH,
+            help="Candidates are compared at this share of the FLOPs: the lowest you consider.",
+        ),
+    ] = 0.2,
+    candidates: Annotated[
+        int, typer.Option(rich_help_panel=_SEARCH, help="How many to try.")
+    ] = 400,
+    population: Annotated[
+        int,
+        typer.Option(rich_help_panel=_SEARCH, help="Candidates alive at once; the oldest goes."),
+    ] = 64,
+    sample: Annotated[
+        int, typer.Option(rich_help_panel=_SEARCH, help="Of so many, the fittest is a parent.")
+    ] = 16,
+    mutate: Annotated[
+        float, typer.Option(rich_help_panel=_SEARCH, help="Share of the layers that change.")
+    ] = 0.1,
+    sigma: Annotated[
+        float, typer.Option(rich_help_panel=_SEARCH, help="Size of a change at first.")
+    ] = 1.0,
+    sigma_end: Annotated[
+        float, typer.Option(rich_help_panel=_SEARCH, help="Size of a change at the end.")
+    ] = 0.2,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="identity|random",
+            rich_help_panel=_SEARCH,
+            help="The first candidates: changes of α = 1, κ = 0, or all layers at random.",
+        ),
+    ] = "identity",
+    seed: Annotated[
+        int, typer.Option(rich_help_panel=_SEARCH, help="Same seed and workers, same ranking.")
+    ] = 0,
+    fitness: Annotated[
+        str,
+        typer.Option(
+            metavar="finetune|bn|none",
+            rich_help_panel=_FITNESS,
+            help="Before it is measured, train a candidate for some steps; or only re-estimate its "
+            "BatchNorm statistics, at a fraction of the cost; or nothing.",
+        ),
+    ] = "finetune",
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            show_default="200, for bn 8", rich_help_panel=_FITNESS, help="Batches for that."
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(rich_help_panel=_FITNESS)] = 128,
+    lr: Annotated[float, typer.Option(rich_help_panel=_FITNESS, help="Learning rate.")] = 0.01,
+    val_images: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=_FITNESS,
+            help="Measure on at most so many of the images held out (a tenth, or val/).",
+        ),
+    ] = 10_000,
+    align: options.Align = "auto",
+    min_keep: options.MinKeep = 0.1,
+    normalize: options.Normalize = None,
+    download: options.Download = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            show_default="1, or all of a cluster",
+            rich_help_panel=_MACHINE,
+            help="Candidates tried at once, each in a process of its own.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            show_default=False,
+            rich_help_panel=_MACHINE,
+            help="Use the workers of a Dask cluster, such as tcp://10.0.0.5:8786.",
+        ),
+    ] = None,
+    device: options.Device = "auto",
+    arch: options.Arch = None,
+    classes: options.Classes = None,
+    input_shape: options.InputShape = None,
+    as_json: options.Json = False,
+) -> None:
+    """Learn which filters matter: (α, κ) for each layer, by evolution on your data (once).
+
+    Every candidate is really cut to --flops, adapted, and measured on images held out from
+    training. Stopped at any moment, a search goes on with --resume and ends as if it had never
+    been stopped.
+
+    Examples:
+
+      legr learn resnet56.th --arch resnet56 --data cifar10:DIR --normalize imagenet --fitness bn
+      --out ranking.json
+
+      legr learn drone.pth --arch drone:build --data folder:DIR --workers 4 --out drone.json
+    """
+    from legr_cli.commands.show import console
+    from legr_cli.networks import open_network
+    from legr_cli.pruning import study
+    from legr_cli.search.crew import connected
+    from legr_cli.search.session import Session, check_reach
+    from legr_cli.settings import FITNESS, Search, parse_align, parse_input
+    from legr_cli.training.data import open_data, parse_statistics
+    from legr_cli.training.measure import check_classes
+
+    settings = Search(
+        flops=flops,
+        candidates=candidates,
+        population=population,
+        sample=sample,
+        mutate=mutate,
+        sigma=sigma,
+        sigma_end=sigma_end,
+        start=start,
+        fitness=fitness,
+        steps=FITNESS.get(fitness, 0) if steps is None or fitness == "none" else steps,
+        batch_size=batch_size,
+        lr=lr,
+        validation=val_images,
+        min_keep=min_keep,
+        align=parse_align(align),
+        seed=seed,
+        workers=1 if workers is None else workers,
+    )
+    given = parse_statistics(normalize) if normalize else None
+    size = parse_input(input_shape) if input_shape else None
+    _check_out(out, resume, force)
+    with contextlib.ExitStack() as stack:
+        status = stack.enter_context(console().status("reading the network"))
+        client = stack.enter_context(connected(cluster)) if cluster else None
+        if client is not None and workers is None:
+            settings = replace(settings, workers=_cluster_size(client, out, resume))
+        known = study(open_network(checkpoint, arch, classes, size))
+        check_reach(known, settings)
+        status.update("reading the images")
+        found = open_data(
+            data,
+            known.network.input_shape,
+            seed=seed,
+            statistics=given or known.network.notes.get("statistics"),
+            download=download,
+        )
+        check_classes(known.network.model, found)
+        session = Session(known, found, settings, device)
+        status.update("measuring the dense network")
+        header = {**session.header(), "dense": _dense(session, out, resume)}
+        status.stop()
+        _search(session, header, out, resume, client, as_json)
+
+
+def _check_out(out: Path, resume: bool, force: bool) -> None:
+    """Say what is in the way before any work is done."""
+    from legr_cli.search.journal import history_of
+
+    if resume and force:
+        raise SettingError("--resume goes on, --force begins anew: choose one")
+    if out.is_dir() or out.suffix != ".json":
+        raise OutputError(f"--out {out}: name a file that ends in .json")
+    if not out.parent.is_dir():
+        raise OutputError(f"--out {out}: the folder {out.parent} does not exist; create it first")
+    if resume or force:
+        return
+    for path, what in ((out, "a ranking"), (history_of(out), "the history of a search")):
+        if path.exists():
+            raise OutputError(
+                f"{path} is in the way, {what}: --resume goes on with it if it was stopped, "
+                "--force begins anew, or choose another --out"
+            )
+
+
+def _cluster_size(client: Any, out: Path, resume: bool) -> int:
+    """Workers of a cluster; for a search that goes on, as many as it was begun with."""
+    from legr_cli.search.journal import history_of, read_header
+
+    header = read_header(history_of(out)) if resume else None
+    if header is not None:
+        return int(header["settings"]["workers"])
+    return max(1, sum(client.nthreads().values()))
+
+
+def _dense(session: "Session", out: Path, resume: bool) -> dict[str, float]:
+    """What the dense network reaches; a search that goes on has it in its history."""
+    from legr_cli.search.journal import history_of, read_header
+
+    header = read_header(history_of(out)) if resume else None
+    if header is not None and "dense" in header:
+        return dict(header["dense"])
+    score = session.dense()
+    return {"accuracy": score.accuracy, "loss": score.loss, "images": score.images}
+
+
+def _search(
+    session: "Session",
+    header: dict[str, Any],
+    out: Path,
+    resume: bool,
+    client: Any,
+    as_json: bool,
+) -> None:
+    """Search, with something to look at, and write the ranking."""
+    from legr_cli.commands.live import Live
+    from legr_cli.files import staged
+    from legr_cli.ranking import write_ranking
+    from legr_cli.search.journal import history_of, journal
+    from legr_cli.search.learn import search
+
+    begun, total = time.monotonic(), session.settings.candidates
+    path = history_of(out)
+    with contextlib.ExitStack() as stack:
+        book = stack.enter_context(journal(path, header, resume))
+        live = stack.enter_context(Live(total))
+        for text in _greeting(session, header["dense"], len(book.lines), resume):
+            live.say(text)
+        crew = session.crew(client)
+        stack.callback(crew.dismiss)
+        try:
+            found = search(session.known, session.settings, crew, book, live.show, live.say)
+        except KeyboardInterrupt:
+            words = [word for word in sys.argv[1:] if word not in ("--resume", "--force")]
+            raise KeyboardInterrupt(
+                f"stopped after {len(book.lines)} of {total} candidates; go on with: "
+                f"{shlex.join(['legr', *words, '--resume'])}"
+            ) from None
+    ranking = session.ranking(found, header["dense"], path.name)
+    ranking.notes["seconds"] = round(time.monotonic() - begun, 1)
+    with staged() as files:
+        write_ranking(ranking, files.file(out))
+    _show(ranking.notes, found, out, path, as_json)
+
+
+def _greeting(
+    session: "Session", dense: dict[str, float], recorded: int, resume: bool
+) -> list[str]:
+    """What is searched, and what looks wrong with it."""
+    classes, settings = len(session.data.classes), session.settings
+    lines = [
+        f"{session.known.network.arch}: {dense['accuracy']:.2%} on {dense['images']} images held "
+        f"out from training; candidates are compared at {settings.flops:.0%} of its FLOPs"
+    ]
+    if dense["accuracy"] < 1.5 / classes:
+        lines.append(
+            "that is no better than chance: is it the right --data, --normalize and checkpoint?"
+        )
+    if resume:
+        lines.append(
+            f"{recorded} of {settings.candidates} candidates are in the history: going on"
+            if recorded
+            else "nothing was found to resume: beginning"
+        )
+    return lines
+
+
+def _show(notes: dict[str, Any], found: "Found", out: Path, history: Path, as_json: bool) -> None:
+    """What was gained, and the ranking's name on stdout; or everything as JSON."""
+    from legr_cli.commands import show
+
+    facts = {key: notes[key] for key in ("dense", "identity", "best", "seconds", "settings")}
+    if as_json:
+        show.emit(
+            {
+                "legr": __version__,
+                "ranking": str(out),
+                "history": str(history),
+                "cached": found.cached,
+                **facts,
+            }
+        )
+        return
+    table = show.table(
+        "accuracy on the images held out", "network", "accuracy", "loss", left=("network",)
+    )
+    share = f"{notes['settings']['flops']:.0%} FLOPs"
+    for name, key in (
+        ("dense", "dense"),
+        (f"{share}, α = 1, κ = 0", "identity"),
+        (f"{share}, learned", "best"),
+    ):
+        loss = facts[key]["loss"]
+        table.add_row(name, f"{facts[key]['accuracy']:.2%}", "" if loss is None else f"{loss:.4f}")
+    screen = show.console()
+    screen.print(table)
+    screen.print(
+        f"{notes['settings']['candidates']} candidates ({found.cached} known before), "
+        f"{facts['seconds']:.0f} s; next: legr prune … --ranking {out} --flops 0.2:0.8:0.1",
+        style="dim",
+    )
+    show.line(str(out))

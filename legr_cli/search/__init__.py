@@ -1,0 +1,1 @@
+"""Learning a ranking: evolution, the fitness of a candidate, workers, and the journal."""

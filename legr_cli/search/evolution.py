@@ -1,0 +1,82 @@
+"""Regularised evolution of (α, κ) rows: Algorithm 1 of the paper. No torch inside.
+
+A search asks for candidates and tells how fit they were, in order of their numbers; what is asked
+depends on the random generator and on what was told so far, and on nothing else.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from legr_cli.settings import Search
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One row of α and κ for each layer, and where they came from."""
+
+    number: int
+    alpha: np.ndarray
+    kappa: np.ndarray
+    parent: int | None = None  # None: the identity, or drawn at random
+
+
+@dataclass(frozen=True, order=True)
+class Fitness:
+    """Higher accuracy is better; of two equal ones the lower loss."""
+
+    accuracy: float
+    minus_loss: float
+
+
+class Evolution:
+    """A pool of the latest candidates; the fittest of a sample is mutated, the oldest goes."""
+
+    def __init__(self, spread: np.ndarray, settings: Search, rng: np.random.Generator) -> None:
+        self.spread = spread  # by layer, the deviation of its filters' squared norms
+        self.settings, self.rng = settings, rng
+        self.asked = 0
+        self.pool: deque[tuple[Candidate, Fitness]] = deque(maxlen=settings.population)
+        self.best: tuple[Candidate, Fitness] | None = None
+
+    def ask(self) -> Candidate:
+        """The next candidate. The first is the identity, so that no search ends below it."""
+        number = self.asked
+        self.asked += 1
+        ones, zeros = np.ones(len(self.spread)), np.zeros(len(self.spread))
+        origin = Candidate(number, ones, zeros)
+        if number == 0:
+            return origin
+        everywhere = np.arange(len(self.spread))
+        if self.settings.start == "random" and number < self.settings.population:
+            return self._mutated(origin, number, everywhere, None)
+        parent, known = origin, None
+        if len(self.pool) >= self.settings.sample:
+            chosen = self.rng.choice(len(self.pool), self.settings.sample, replace=False)
+            parent = max((self.pool[i] for i in sorted(chosen)), key=lambda entry: entry[1])[0]
+            known = parent.number
+        count = max(1, round(self.settings.mutate * len(everywhere)))
+        layers = self.rng.choice(everywhere, count, replace=False)
+        return self._mutated(parent, number, np.sort(layers), known)
+
+    def tell(self, candidate: Candidate, fitness: Fitness) -> None:
+        """Take a candidate into the pool; the oldest makes room."""
+        self.pool.append((candidate, fitness))
+        if self.best is None or fitness > self.best[1]:
+            self.best = candidate, fitness
+
+    def step(self, number: int) -> float:
+        """The size of the random walk: from `sigma` in a straight line to `sigma_end`."""
+        done = number / max(1, self.settings.candidates - 1)
+        return self.settings.sigma + done * (self.settings.sigma_end - self.settings.sigma)
+
+    def _mutated(
+        self, parent: Candidate, number: int, layers: np.ndarray, known: int | None
+    ) -> Candidate:
+        """α × exp(N(0, σ²)) and κ + σ·N(0, spread²) at these layers."""
+        alpha, kappa = parent.alpha.copy(), parent.kappa.copy()
+        sigma = self.step(number)
+        alpha[layers] *= np.exp(sigma * self.rng.standard_normal(len(layers)))
+        kappa[layers] += sigma * self.spread[layers] * self.rng.standard_normal(len(layers))
+        return Candidate(number, alpha, kappa, known)

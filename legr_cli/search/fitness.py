@@ -1,0 +1,132 @@
+"""The fitness of a candidate: cut the network, adapt it a little, measure it on held-out images.
+
+A `Job` is all that a worker needs; it is sent once. Every candidate sees the same batches, so a
+fitness depends on which channels are kept and on nothing else.
+"""
+
+import itertools
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from legr_cli import __version__
+from legr_cli.channels import apply, couple
+from legr_cli.errors import SearchError
+from legr_cli.networks import Channels, Network, kept_units, open_network, save_network
+from legr_cli.settings import Search
+from legr_cli.training.batches import endless, in_order
+from legr_cli.training.data import Feed, Part
+from legr_cli.training.devices import choose
+from legr_cli.training.loop import Score, evaluate, recalibrate, sgd, train
+
+
+@dataclass(frozen=True)
+class Job:
+    """The dense network, the images and the settings, for one search."""
+
+    key: str  # of this job among others
+    network: bytes  # a .safetensors file as legr writes it
+    arch: str | None  # the user's own factory, where it is one
+    train: Part
+    validation: Part
+    feed: Feed
+    settings: Search
+    device: str
+    legr: str = __version__
+
+    def carried(self) -> "Job":
+        """The same job for another machine."""
+        parts = self.train.carried(), self.validation.carried()
+        return Job(self.key, self.network, self.arch, *parts, self.feed, self.settings, self.device)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a candidate reached, and the seconds that it took."""
+
+    accuracy: float
+    loss: float
+    seconds: float  # in all
+    adapt_seconds: float
+    measure_seconds: float
+
+
+def packed(network: Network) -> bytes:
+    """A network as the bytes of its file."""
+    with tempfile.TemporaryDirectory(prefix="legr-") as folder:
+        path = Path(folder, "network.safetensors")
+        save_network(network, path)
+        return path.read_bytes()
+
+
+class Workbench:
+    """A job, opened: the network taken apart, and the device on which candidates are tried."""
+
+    def __init__(self, job: Job, worker: int = 0) -> None:
+        if job.legr != __version__:
+            raise SearchError(
+                f"a worker has legr {__version__}, this is {job.legr}: install the same version"
+            )
+        with tempfile.TemporaryDirectory(prefix="legr-") as folder:
+            path = Path(folder, "network.safetensors")
+            path.write_bytes(job.network)
+            network = open_network(str(path), job.arch)
+        self.job, self.device = job, choose(job.device, worker)
+        self.units = couple(network.model, network.input_shape)
+        if self.device.type == "cuda":
+            torch.backends.cudnn.deterministic = True
+
+    def try_out(self, channels: Channels) -> Outcome:
+        """Cut the network to these channels, adapt it, and measure it."""
+        start = time.perf_counter()
+        smaller = apply(self.units, kept_units(self.units, channels))
+        smaller = smaller.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        cut = time.perf_counter()
+        self._adapt(smaller)
+        adapted = time.perf_counter()
+        score = self._measure(smaller)
+        end = time.perf_counter()
+        return Outcome(score.accuracy, score.loss, end - start, adapted - cut, end - adapted)
+
+    def _adapt(self, model: torch.nn.Module) -> None:
+        """τ̂ batches of training, or of BatchNorm statistics."""
+        job, settings = self.job, self.job.settings
+        if settings.fitness == "none" or not settings.steps:
+            return
+        tuning = settings.fitness == "finetune"
+        batches = endless(
+            job.train,
+            job.feed,
+            settings.batch_size,
+            self.device,
+            torch.Generator().manual_seed(settings.seed),
+            augment=tuning,
+        )
+        few = itertools.islice(batches, settings.steps)
+        if tuning:
+            train(model, few, sgd(model, settings.lr))
+        else:
+            recalibrate(model, few)
+
+    def _measure(self, model: torch.nn.Module) -> Score:
+        """Accuracy and loss on the images held out."""
+        size = max(self.job.settings.batch_size, 250)
+        return evaluate(model, in_order(self.job.validation, self.job.feed, size, self.device))
+
+
+_benches: dict[str, Workbench] = {}  # of this process: one job at a time
+_opening = threading.Lock()
+
+
+def try_out(job: Job, channels: Channels, worker: int = 0) -> Outcome:
+    """Try a candidate in this process, whose workbench is opened the first time."""
+    with _opening:
+        if job.key not in _benches:
+            _benches.clear()
+            _benches[job.key] = Workbench(job, worker)
+        bench = _benches[job.key]
+    return bench.try_out(channels)

@@ -1,0 +1,260 @@
+"""The search: candidates from evolution, tried by a crew, each in the journal as it finishes.
+
+Candidate e is asked for when the outcomes of all candidates up to e − W are told, never earlier and
+never later, so a search depends on its seed and on W, not on who finishes first.
+"""
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from legr_cli.errors import BudgetError, SearchError
+from legr_cli.networks import Channels, kept_channels
+from legr_cli.pruning import Study, plans
+from legr_cli.ranking import Ranking, identity, spread
+from legr_cli.search.crew import Crew, is_given_up, is_loss
+from legr_cli.search.evolution import Candidate, Evolution, Fitness
+from legr_cli.search.fitness import Outcome
+from legr_cli.search.journal import Journal, Line
+from legr_cli.settings import Prune, Search, Target
+
+RETRIES = 3  # of one candidate whose worker died
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a candidate keeps at ζ̂."""
+
+    key: str
+    channels: Channels
+    flops: int
+
+
+@dataclass
+class Trial:
+    """A candidate on its way."""
+
+    candidate: Candidate
+    plan: Plan | None  # None: no plan meets ζ̂
+    line: Line | None = None  # what the journal says of it, once it is known
+    future: "Future[Outcome] | None" = None
+    twin: "Trial | None" = None  # an earlier candidate that keeps the same channels
+    shift: int = 0  # of the crew
+    losses: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What there is to see while a search goes on."""
+
+    done: int
+    recorded: int  # of these, found in the journal
+    cached: int  # of these, known from an earlier candidate
+    latest: Line
+    best: Line
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to."""
+
+    ranking: Ranking
+    best: Line
+    first: Line  # α = 1, κ = 0
+    cached: int
+
+
+def search(
+    known: Study,
+    settings: Search,
+    crew: Crew,
+    journal: Journal,
+    watch: Callable[[Progress], None],
+    say: Callable[[str], None],
+) -> Found:
+    """Run a search to its end, from wherever the journal stands."""
+    run = _Run(known, settings, crew, journal, say)
+    recorded = len(journal.lines)
+    waiting: deque[Trial] = deque()
+    for _ in range(settings.candidates + settings.workers):
+        if waiting and (len(waiting) == settings.workers or run.all_asked):
+            line = run.finish(waiting)
+            done = waiting.popleft().candidate.number + 1
+            watch(Progress(done, min(recorded, done), run.cached, line, run.best))
+        if not run.all_asked:
+            waiting.append(run.begin())
+    candidate, _ = run.evolution.best or (None, None)
+    assert candidate is not None
+    return Found(run.ranking(candidate), run.best, journal.lines[0], run.cached)
+
+
+class _Run:
+    """The state of a search."""
+
+    def __init__(
+        self,
+        known: Study,
+        settings: Search,
+        crew: Crew,
+        journal: Journal,
+        say: Callable[[str], None],
+    ) -> None:
+        self.known, self.settings = known, settings
+        self.crew, self.journal, self.say = crew, journal, say
+        rng = np.random.default_rng(settings.seed)
+        self.evolution = Evolution(spread(known.filters), settings, rng)
+        self.prune = Prune(
+            targets=(Target("flops", settings.flops),),
+            align=settings.align,
+            min_keep=settings.min_keep,
+        )
+        self.layers = identity(known.filters)
+        self.seen: dict[str, Trial] = {}
+        self.cached = 0
+
+    @property
+    def all_asked(self) -> bool:
+        """Whether there is no candidate left to begin."""
+        return self.evolution.asked == self.settings.candidates
+
+    @property
+    def best(self) -> Line:
+        """The line of the best candidate so far."""
+        assert self.evolution.best is not None
+        return self.journal.lines[self.evolution.best[0].number]
+
+    def ranking(self, candidate: Candidate) -> Ranking:
+        """The rows of a candidate."""
+        rows = zip(
+            self.layers.rows, candidate.alpha.tolist(), candidate.kappa.tolist(), strict=True
+        )
+        return Ranking(tuple(replace(row, alpha=a, kappa=k) for row, a, k in rows))
+
+    def plan(self, candidate: Candidate) -> Plan | None:
+        """The channels that a candidate keeps."""
+        try:
+            [kept] = plans(self.known, self.ranking(candidate), self.prune)
+        except BudgetError:
+            if candidate.number == 0:
+                raise  # nor will another reach it
+            return None
+        cost = self.known.cost
+        flops = round(cost.of(cost.flops, cost.counts(kept)))
+        key = hashlib.sha256(np.packbits(kept).tobytes()).hexdigest()
+        return Plan(key, kept_channels(self.known.units, kept), flops)
+
+    def begin(self) -> Trial:
+        """Ask for a candidate, and have it tried unless its outcome is known."""
+        candidate = self.evolution.ask()
+        trial = Trial(candidate, self.plan(candidate))
+        line = self.journal.lines.get(candidate.number)
+        if line is not None:
+            self._compare(trial, line)
+            trial.line = line
+        elif trial.plan is None:
+            self._record(trial, None)
+        elif trial.plan.key in self.seen:
+            trial.twin = self.seen[trial.plan.key]
+        else:
+            self._submit(trial)
+        if trial.plan is not None:
+            self.seen.setdefault(trial.plan.key, trial)
+        return trial
+
+    def finish(self, waiting: "deque[Trial]") -> Line:
+        """Wait for the first of these; meanwhile, record whichever is done."""
+        first = waiting[0]
+        while first.line is None:
+            running = {trial.future for trial in waiting if trial.future is not None}
+            wait(running, return_when=FIRST_COMPLETED)
+            for trial in waiting:
+                self._collect(trial)
+        line = first.line
+        self.cached += line["cached"]
+        fitness = Fitness(line["accuracy"], -math.inf if line["loss"] is None else -line["loss"])
+        self.evolution.tell(first.candidate, fitness)
+        return line
+
+    def _collect(self, trial: Trial) -> None:
+        """Record a trial whose outcome has come."""
+        if trial.line is None and trial.twin is not None and trial.twin.line is not None:
+            self._record(trial, trial.twin.line)
+        if trial.future is None or not trial.future.done():
+            return
+        future, trial.future = trial.future, None
+        try:
+            self._record(trial, future.result())
+        except Exception as error:
+            self._lose(trial, error)
+
+    def _lose(self, trial: Trial, error: Exception) -> None:
+        """Try again if it was the worker's fault."""
+        number = trial.candidate.number
+        if isinstance(error, torch.OutOfMemoryError):
+            raise SearchError(
+                "the device has too little memory: begin anew with --force and fewer --workers "
+                "or a smaller --batch-size"
+            ) from error
+        if not is_loss(error) and not is_given_up(error):
+            raise error
+        trial.losses += 1
+        if trial.losses > RETRIES or is_given_up(error):
+            raise SearchError(
+                f"candidate {number} lost its worker {RETRIES + 1} times: is there enough memory? "
+                "All that was found is kept: go on with --resume"
+            ) from error
+        self.say(f"a worker was lost: candidate {number} is tried again")
+        self.crew.replace(trial.shift)
+        self._submit(trial)
+
+    def _submit(self, trial: Trial) -> None:
+        """Hand a trial to the crew."""
+        assert trial.plan is not None
+        trial.shift = self.crew.shift
+        try:
+            trial.future = self.crew.submit(trial.plan.channels)
+        except Exception as error:
+            self._lose(trial, error)
+
+    def _compare(self, trial: Trial, line: Line) -> None:
+        """A recorded candidate must be the one that the seed gives."""
+        if [line.get("alpha"), line.get("kappa")] != _rows(trial.candidate):
+            raise SearchError(
+                f"the history's candidate {trial.candidate.number} is not what its seed gives: it "
+                "was written with other versions or changed since; begin anew with --force"
+            )
+
+    def _record(self, trial: Trial, outcome: Outcome | Line | None) -> None:
+        """Put a trial into the journal: what came of it, or of its twin, or that it has no plan."""
+        values: dict[str, Any] = {"accuracy": 0.0, "loss": None}
+        if isinstance(outcome, Outcome):
+            loss = outcome.loss if math.isfinite(outcome.loss) else None
+            values = {"accuracy": outcome.accuracy, "loss": loss}
+            for part in ("seconds", "adapt_seconds", "measure_seconds"):
+                values[part] = round(getattr(outcome, part), 4)
+        elif outcome is not None:
+            values = {"accuracy": outcome["accuracy"], "loss": outcome["loss"]}
+        alpha, kappa = _rows(trial.candidate)
+        trial.line = {
+            "candidate": trial.candidate.number,
+            "parent": trial.candidate.parent,
+            **values,
+            "flops": None if trial.plan is None else trial.plan.flops,
+            "cached": not isinstance(outcome, Outcome) and outcome is not None,
+            "plan": None if trial.plan is None else trial.plan.key,
+            "alpha": alpha,
+            "kappa": kappa,
+        }
+        self.journal.add(trial.line)
+
+
+def _rows(candidate: Candidate) -> list[list[float]]:
+    """α and κ as the journal has them."""
+    return [candidate.alpha.tolist(), candidate.kappa.tolist()]

@@ -1,0 +1,130 @@
+"""A search made ready: network and images that fit each other, and all that is noted of them."""
+
+import dataclasses
+import hashlib
+import json
+import platform
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from legr_cli import __version__
+from legr_cli.errors import SettingError
+from legr_cli.pruning import Study, plans
+from legr_cli.ranking import Ranking, identity
+from legr_cli.search.crew import Crew, in_process, on_cluster, processes
+from legr_cli.search.fitness import Job, packed
+from legr_cli.search.journal import Line
+from legr_cli.search.learn import Found
+from legr_cli.settings import Prune, Search, Target
+from legr_cli.training.batches import in_order
+from legr_cli.training.data import Data, Part
+from legr_cli.training.devices import choose, cores
+from legr_cli.training.loop import Score, evaluate, has_statistics
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is searched, and with what."""
+
+    known: Study
+    data: Data
+    settings: Search
+    device: str
+
+    def header(self) -> Line:
+        """What the journal says was searched: another search has another header."""
+        network = self.known.network
+        return {
+            "arch": str(network.arch),
+            "input": list(network.input_shape),
+            "weights_sha256": self.known.sha256,
+            "settings": _plain(self.settings),
+            "data": self.data.card,
+            "statistics": self.data.feed.statistics,
+        }
+
+    def job(self) -> Job:
+        """What a worker needs."""
+        network = self.known.network
+        arch = network.arch.name if network.arch.own else None
+        parts = self.data.train, _at_most(self.data, self.settings)
+        key = hashlib.sha256(json.dumps(self.header()).encode()).hexdigest()
+        return Job(key, packed(network), arch, *parts, self.data.feed, self.settings, self.device)
+
+    def crew(self, client: Any = None) -> Crew:
+        """Workers: of a cluster, in processes, or this process itself."""
+        if client is not None:
+            return on_cluster(self.job(), client)
+        choose(self.device)  # a device that is not there is an error now, not in a worker
+        if self.settings.workers == 1:
+            return in_process(self.job())
+        threads = max(1, cores() // self.settings.workers)
+        return processes(self.job(), self.settings.workers, threads)
+
+    def dense(self) -> Score:
+        """What the network reaches as it is, on the images that candidates are measured on."""
+        device = choose(self.device)
+        model = self.known.network.model.to(device)
+        part = _at_most(self.data, self.settings)
+        score = evaluate(model, in_order(part, self.data.feed, 250, device))
+        model.cpu()
+        return score
+
+    def ranking(self, found: Found, dense: Line, history: str) -> Ranking:
+        """What was found, with all that ranking.json says beside its rows."""
+        network = self.known.network
+        notes = {
+            "legr": __version__,
+            "arch": network.arch.name,
+            "options": network.arch.options,
+            "classes": len(self.data.classes),
+            "input": list(network.input_shape),
+            "weights_sha256": self.known.sha256,
+            "data": self.data.card,
+            "statistics": self.data.feed.statistics,
+            "settings": _plain(self.settings),
+            "seed": self.settings.seed,
+            "dense": dense,
+            "identity": _reached(found.first),
+            "best": _reached(found.best),
+            "history": history,
+            "made_with": {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+            },
+        }
+        return replace(found.ranking, notes=notes)
+
+
+def check_reach(known: Study, settings: Search) -> None:
+    """ζ̂ must be within reach, and BatchNorm there where its statistics are wanted."""
+    target = Target("flops", settings.flops)
+    cut = Prune(targets=(target,), align=settings.align, min_keep=settings.min_keep)
+    plans(known, identity(known.filters), cut)
+    if settings.fitness == "bn" and not has_statistics(known.network.model):
+        raise SettingError(
+            "--fitness bn: this network has no BatchNorm; use --fitness finetune or none"
+        )
+
+
+def _at_most(data: Data, settings: Search) -> Part:
+    """The images to measure on: all that are held out, or as many as were asked for."""
+    part = data.validation
+    if len(part) <= settings.validation:
+        return part
+    rows = np.random.default_rng(settings.seed).permutation(len(part))[: settings.validation]
+    return part.pick(np.sort(rows))
+
+
+def _plain(settings: Search) -> dict[str, Any]:
+    """Settings as JSON has them."""
+    return {**dataclasses.asdict(settings), "align": settings.align.name}
+
+
+def _reached(line: Line) -> Line:
+    """What a candidate reached, without how long it took."""
+    return {key: line[key] for key in ("candidate", "accuracy", "loss", "flops")}

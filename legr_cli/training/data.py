@@ -1,0 +1,171 @@
+"""A data set made ready for a network: parts to train, validate and test on, and how to feed it."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from legr_cli.errors import DataError, SettingError
+from legr_cli.training.pixels import Pixels, decoded, stored
+from legr_cli.training.sources import Listing, Split, find
+
+VALIDATION = 0.1  # of the training images, never trained on
+LARGEST_SIDE, LARGEST_BYTES = 96, 4 << 30  # of what is kept in memory
+STATISTICS = {  # mean and deviation of the channels, of values from 0 to 1
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "digits": ((0.305,) * 3, (0.376,) * 3),
+    "half": ((0.5,) * 3, (0.5,) * 3),
+    "none": ((0.0,) * 3, (1.0,) * 3),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some images of a set and their labels: rows of decoded pixels, or files to read."""
+
+    labels: np.ndarray
+    index: np.ndarray  # of each image, in `pixels` or `files`
+    pixels: Pixels | None = None
+    root: Path = Path()
+    files: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def pick(self, rows: np.ndarray) -> "Part":
+        """Some of these images."""
+        return replace(self, labels=self.labels[rows], index=self.index[rows])
+
+    def carried(self) -> "Part":
+        """The same part for another machine: decoded images go along, files must be there."""
+        if self.pixels is None:
+            return self
+        rows = Pixels(self.pixels.array[self.index])
+        return Part(self.labels, np.arange(len(self.index)), rows)
+
+
+@dataclass(frozen=True)
+class Feed:
+    """How images become a network's input."""
+
+    shape: tuple[int, ...]  # channels, height, width
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    flip: bool  # whether training mirrors images
+
+    @property
+    def statistics(self) -> dict[str, list[float]]:
+        """As a network's file has them."""
+        return {"mean": list(self.mean), "std": list(self.std)}
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set for one network."""
+
+    spec: str
+    classes: tuple[str, ...]
+    train: Part
+    validation: Part
+    test: Part | None
+    feed: Feed
+    card: dict[str, Any]  # what tells this set and this split from others; stored with results
+
+
+def open_data(
+    spec: str,
+    input_shape: tuple[int, ...],
+    *,
+    seed: int,
+    statistics: dict[str, Any] | None = None,
+    download: bool = False,
+) -> Data:
+    """Read a set, keep a tenth of its training images for validation, and fit it to a network."""
+    if len(input_shape) != 3 or input_shape[0] not in (1, 3):
+        size = "x".join(map(str, input_shape))
+        raise DataError(f"the network takes {size}; images have 1 or 3 channels and two sides")
+    name, kind, source = find(spec, download)
+    parts = {key: _part(split, input_shape) for key, split in source.splits.items()}
+    train, validation = parts["train"], parts.get("val")
+    if validation is None:
+        stays, held = split_off(train.labels, VALIDATION, seed)
+        train, validation = train.pick(stays), train.pick(held)
+    known = statistics or dict(zip(("mean", "std"), STATISTICS[kind.statistics], strict=True))
+    card = {
+        "kind": name,
+        "classes": len(source.classes),
+        "sha256": source.fingerprint(),
+        "images": {"train": len(train), "validation": len(validation)},
+        "split": {
+            "share": None if "val" in parts else VALIDATION,
+            "seed": None if "val" in parts else seed,
+            "sha256": hashlib.sha256(validation.index.tobytes()).hexdigest(),
+        },
+    }
+    feed = _feed(input_shape, known, kind.flip)
+    return Data(spec, source.classes, train, validation, parts.get("test"), feed, card)
+
+
+def _feed(shape: tuple[int, ...], statistics: dict[str, Any], flip: bool) -> Feed:
+    """Statistics for as many channels as the network has; of grey images their mean."""
+    mean, std = (tuple(float(x) for x in statistics[key]) for key in ("mean", "std"))
+    if shape[0] == 1:
+        mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+    return Feed(shape, mean, std, flip)
+
+
+def split_off(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that stay and rows held out: the same share of every class, chosen by the seed."""
+    rng = np.random.default_rng(seed)
+    held = []
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        count = min(max(1, round(share * len(rows))), len(rows) - 1)
+        held.append(rows[:count])
+    out = np.sort(np.concatenate(held))
+    if not len(out):
+        raise DataError("the set has one image of each class: too few to hold any out")
+    return np.setdiff1d(np.arange(len(labels)), out), out
+
+
+def _part(split: Split, shape: tuple[int, ...]) -> Part:
+    """A split in memory if its images are small, else as files."""
+    everything = np.arange(len(split.labels))
+    if not isinstance(split, Listing):
+        return Part(split.labels, everything, _shared(split.pixels, shape[0]))
+    small = max(shape[1:]) <= LARGEST_SIDE
+    if small and len(split.files) * int(np.prod(shape)) <= LARGEST_BYTES:
+        return Part(split.labels, everything, decoded(split.root, split.files, shape))
+    return Part(split.labels, everything, None, split.root.resolve(), split.files)
+
+
+def _shared(pixels: np.ndarray, channels: int) -> Pixels:
+    """Bytes in a file that all processes share; grey where the network wants one channel."""
+    if channels == 1:
+        pixels = pixels.mean(1, keepdims=True).round().astype(np.uint8)
+
+    def fill(array: np.ndarray) -> None:
+        array[:] = pixels
+
+    return stored(hashlib.sha256(pixels.tobytes()).hexdigest(), pixels.shape, fill)
+
+
+def parse_statistics(text: str) -> dict[str, list[float]]:
+    """`imagenet`, `cifar10`, …, or means and deviations as `0.5,0.5,0.5:0.25,0.25,0.25`."""
+    if text in STATISTICS:
+        return {key: list(x) for key, x in zip(("mean", "std"), STATISTICS[text], strict=True)}
+    try:
+        mean, std = (np.array([float(x) for x in side.split(",")]) for side in text.split(":"))
+    except ValueError:
+        mean = std = np.empty(0)
+    sound = np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()
+    if len(mean) == len(std) and len(mean) in (1, 3) and sound:
+        return {"mean": mean.tolist(), "std": std.tolist()}
+    raise SettingError(
+        f"--normalize {text}: expected {', '.join(STATISTICS)}, or means and deviations such as "
+        "0.5,0.5,0.5:0.25,0.25,0.25"
+    )

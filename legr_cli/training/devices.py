@@ -1,0 +1,38 @@
+"""Which device to compute on, and with how many threads."""
+
+import os
+
+import torch
+
+from legr_cli.errors import SettingError
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    known = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+
+
+def choose(name: str, worker: int = 0) -> torch.device:
+    """`auto`, `cpu`, `cuda`, `cuda:1` or `mps`; workers spread over all GPUs if none is named."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if _has_mps() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError(f"--device {name}: expected auto, cpu, cuda, cuda:1, … or mps") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise SettingError(f"--device {name}: torch sees {count} CUDA devices here")
+        return torch.device("cuda", worker % count if device.index is None else device.index)
+    if device.type == "mps" and not _has_mps():
+        raise SettingError("--device mps: torch sees no Apple GPU here")
+    if device.type not in ("cpu", "mps"):
+        raise SettingError(f"--device {name}: expected auto, cpu, cuda, cuda:1, … or mps")
+    return device
+
+
+def _has_mps() -> bool:
+    """Whether there is an Apple GPU."""
+    return torch.backends.mps.is_available()

@@ -1,0 +1,82 @@
+"""The one way to train, to re-estimate BatchNorm statistics, and to measure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from legr_cli.training.batches import Batch
+
+_NORMS = nn.modules.batchnorm._BatchNorm
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a network reached on some images."""
+
+    accuracy: float  # share of images whose class comes first
+    top5: float  # … is among the first five
+    loss: float  # mean cross entropy
+    images: int
+
+
+def sgd(model: nn.Module, lr: float) -> torch.optim.SGD:
+    """The paper's optimiser: Nesterov momentum 0.9, weight decay 5e-4."""
+    return torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
+
+
+def train(model: nn.Module, batches: Iterable[Batch], optimizer: torch.optim.Optimizer) -> None:
+    """One step for each batch."""
+    model.train()
+    for images, labels in batches:
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    model.eval()
+
+
+def has_statistics(model: nn.Module) -> bool:
+    """Whether there is any BatchNorm statistic to re-estimate."""
+    return any(isinstance(m, _NORMS) and m.track_running_stats for m in model.modules())
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> None:
+    """Replace the BatchNorm statistics by their mean over these batches; nothing else changes."""
+    model.eval()
+    norms = [m for m in model.modules() if isinstance(m, _NORMS) and m.track_running_stats]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain mean of all batches
+        norm.train()
+    for images, _ in batches:
+        model(images)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    model.eval()
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Score:
+    """Accuracy and loss; the device is asked for numbers once, at the end."""
+    model.eval()
+    sums: Tensor | None = None
+    for images, labels in batches:
+        logits = model(images).float()
+        first = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+        row = torch.stack(
+            [
+                first[:, 0].sum().double(),
+                first.any(1).sum().double(),
+                F.cross_entropy(logits, labels, reduction="sum").double(),
+                torch.tensor(len(labels), device=logits.device).double(),
+            ]
+        )
+        sums = row if sums is None else sums + row
+    if sums is None:
+        raise ValueError("no images to measure on")
+    right, near, loss, count = sums.tolist()
+    return Score(right / count, near / count, loss / count, int(count))
