@@ -157,7 +157,7 @@ class Search:
     steps: int = FITNESS["finetune"]  # τ̂: batches to adapt on
     batch_size: int = 128
     lr: float = 0.01
-    validation: int = 10_000  # images to measure on, at most
+    val_images: int = 10_000  # images to measure on, at most
     min_keep: float = 0.1
     align: Align = Align()
     seed: int = 0
@@ -171,7 +171,7 @@ class Search:
             ("sample", 1),
             ("workers", 1),
             ("batch_size", 2),
-            ("validation", 1),
+            ("val_images", 1),
             ("seed", 0),
             ("steps", 0),
         ):

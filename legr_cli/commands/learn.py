@@ -163,7 +163,7 @@ def learn(
         steps=FITNESS.get(fitness, 0) if steps is None or fitness == "none" else steps,
         batch_size=batch_size,
         lr=lr,
-        validation=val_images,
+        val_images=val_images,
         min_keep=min_keep,
         align=parse_align(align),
         seed=seed,

@@ -47,10 +47,10 @@ class Crew:
         if self._made is None:
             return
         executor, self._made = self._made[0], None
-        workers = list((getattr(executor, "_processes", None) or {}).values())
-        executor.shutdown(wait=False)
-        for process in workers:
+        local = isinstance(executor, ProcessPoolExecutor)
+        for process in list((getattr(executor, "_processes", None) or {}).values()):
             process.kill()
+        executor.shutdown(wait=local)  # a cluster's workers are told and not waited for
 
 
 def is_loss(error: BaseException) -> bool:
@@ -89,6 +89,7 @@ def processes(job: Job, count: int, threads: int) -> Crew:
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     if "forkserver" in methods:  # torch is imported once, and its pages are shared
         context.set_forkserver_preload(["legr_cli.search.fitness"])
+        _hush_tracker()
 
     def make() -> Made:
         numbers = context.Value("i", 0)
@@ -98,6 +99,18 @@ def processes(job: Job, count: int, threads: int) -> Crew:
         return pool, _try_out_here, ()
 
     return Crew(make)
+
+
+def _hush_tracker() -> None:
+    """What killed workers leave behind is cleaned up by Python; users need not read of it."""
+    from multiprocessing import resource_tracker
+
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = "ignore"
+    resource_tracker.ensure_running()
+    del os.environ["PYTHONWARNINGS"]
+    if before is not None:
+        os.environ["PYTHONWARNINGS"] = before
 
 
 _here: tuple[Job, int] | None = None  # of a worker process: its job and its number

@@ -5,11 +5,14 @@ depends on the random generator and on what was told so far, and on nothing else
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from legr_cli.settings import Search
+
+DRAWS = 20  # of one candidate, until it is new
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,18 @@ class Evolution:
         self.pool: deque[tuple[Candidate, Fitness]] = deque(maxlen=settings.population)
         self.best: tuple[Candidate, Fitness] | None = None
 
-    def ask(self) -> Candidate:
-        """The next candidate. The first is the identity, so that no search ends below it."""
+    def ask(self, is_new: Callable[[Candidate], bool] = lambda _: True) -> Candidate:
+        """The next candidate; one that would change nothing is drawn again, a few times."""
         number = self.asked
         self.asked += 1
+        for _ in range(DRAWS):
+            candidate = self._draw(number)
+            if is_new(candidate):
+                break
+        return candidate
+
+    def _draw(self, number: int) -> Candidate:
+        """A candidate; the first is the identity, so that no search ends below it."""
         ones, zeros = np.ones(len(self.spread)), np.zeros(len(self.spread))
         origin = Candidate(number, ones, zeros)
         if number == 0:

@@ -152,8 +152,15 @@ class _Run:
 
     def begin(self) -> Trial:
         """Ask for a candidate, and have it tried unless its outcome is known."""
-        candidate = self.evolution.ask()
-        trial = Trial(candidate, self.plan(candidate))
+        plan: Plan | None = None
+
+        def is_new(drawn: Candidate) -> bool:
+            nonlocal plan
+            plan = self.plan(drawn)
+            return plan is not None and plan.key not in self.seen
+
+        candidate = self.evolution.ask(is_new)
+        trial = Trial(candidate, plan)
         line = self.journal.lines.get(candidate.number)
         if line is not None:
             self._compare(trial, line)

@@ -114,9 +114,9 @@ def check_reach(known: Study, settings: Search) -> None:
 def _at_most(data: Data, settings: Search) -> Part:
     """The images to measure on: all that are held out, or as many as were asked for."""
     part = data.validation
-    if len(part) <= settings.validation:
+    if len(part) <= settings.val_images:
         return part
-    rows = np.random.default_rng(settings.seed).permutation(len(part))[: settings.validation]
+    rows = np.random.default_rng(settings.seed).permutation(len(part))[: settings.val_images]
     return part.pick(np.sort(rows))
 
 

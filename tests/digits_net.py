@@ -1,0 +1,36 @@
+"""A small ConvNet for the digits, as a user would write one, and its training."""
+
+import torch
+from torch import nn
+
+from legr_cli.training.batches import shuffled
+from legr_cli.training.data import open_data
+from legr_cli.training.loop import sgd, train
+
+
+def build(num_classes: int = 10) -> nn.Module:
+    """3x32x32 → conv 24 /2 → conv 32 /2 → conv 48 → mean → classes."""
+
+    def block(into: int, out: int, stride: int) -> list[nn.Module]:
+        conv = nn.Conv2d(into, out, 3, stride, 1, bias=False)
+        return [conv, nn.BatchNorm2d(out), nn.ReLU()]
+
+    return nn.Sequential(
+        *block(3, 24, 2),
+        *block(24, 32, 2),
+        *block(32, 48, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(48, num_classes),
+    )
+
+
+def trained() -> nn.Module:
+    """The network after ten epochs: some 92 % of the held-out digits."""
+    torch.manual_seed(0)
+    model, device = build(), torch.device("cpu")
+    data = open_data("digits", (3, 32, 32), seed=0)
+    generator = torch.Generator().manual_seed(0)
+    for lr in (*[0.1] * 6, *[0.02] * 3, 0.005):
+        train(model, shuffled(data.train, data.feed, 64, device, generator), sgd(model, lr))
+    return model

@@ -1,0 +1,426 @@
+"""`legr learn` and `legr evaluate`, end to end, on the digits inside the package."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import digits_net
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from legr_cli.cli import app
+
+runner = CliRunner()
+TESTS = str(Path(__file__).parent)
+NET = ("--arch", "digits_net:build", "--input", "3x32x32", "--data", "digits")
+QUICK = ("--fitness", "bn", "--steps", "2", "--flops", "0.3", "--population", "16", "--sample", "4")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("digits") / "digits.pth"
+    torch.save(digits_net.trained().state_dict(), path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The factory is found by worker processes, too."""
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+
+
+def legr(*args: object) -> str:
+    """Run a command that must succeed; what it prints on stdout."""
+    result = runner.invoke(app, [str(arg) for arg in args])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def learn(weights: Path, out: Path, *args: object) -> dict:
+    """A search that must succeed; the ranking that it wrote."""
+    out.parent.mkdir(exist_ok=True)
+    assert legr("learn", weights, *NET, *QUICK, "--out", out, *args) == f"{out}\n"
+    return json.loads(out.read_text())
+
+
+def rows(ranking: dict) -> str:
+    """α and κ, byte for byte."""
+    return json.dumps(ranking["layers"])
+
+
+def test_same_seed_same_ranking(weights: Path, tmp_path: Path) -> None:
+    one = learn(weights, tmp_path / "one" / "r.json", "--candidates", 30)
+    two = learn(weights, tmp_path / "two" / "r.json", "--candidates", 30)
+    other = learn(weights, tmp_path / "other" / "r.json", "--candidates", 30, "--seed", 1)
+    assert one.pop("seconds") > 0
+    assert two.pop("seconds") > 0
+    assert one == two
+    assert rows(one) != rows(other)
+
+
+def test_what_a_ranking_says(weights: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    found = learn(weights, out, "--candidates", 12, "--align", 1)
+    assert found["format"] == "legr-ranking"
+    assert found["arch"] == "digits_net:build"
+    assert found["input"] == [3, 32, 32]
+    assert found["classes"] == 10
+    assert found["settings"]["candidates"] == 12
+    assert found["settings"]["steps"] == 2
+    assert found["data"]["images"] == {"train": 1295, "validation": 142}
+    assert found["data"]["split"]["seed"] == 0
+    assert found["dense"]["accuracy"] > 0.9
+    assert found["best"]["accuracy"] >= found["identity"]["accuracy"]
+    assert [(row["name"], row["filters"]) for row in found["layers"]] == [
+        ("0", 24),
+        ("3", 32),
+        ("6", 48),
+    ]
+    inspected = json.loads(legr("inspect", weights, *NET[:4], "--json"))
+    assert found["weights_sha256"] == inspected["sha256"]
+    assert found["best"]["flops"] <= 0.3 * inspected["flops"]
+    lines = [json.loads(line) for line in (tmp_path / found["history"]).read_text().splitlines()]
+    assert [line["candidate"] for line in lines[1:]] == list(range(12))
+    assert lines[1]["accuracy"] == found["identity"]["accuracy"]
+    tried = [line for line in lines[1:] if not line["cached"]]
+    for line in tried:
+        assert line["seconds"] >= line["adapt_seconds"] + line["measure_seconds"] - 1e-3 > 0
+
+
+def test_learn_then_prune_then_evaluate(weights: Path, tmp_path: Path) -> None:
+    """What a user types; the ranking is better than plain norms before any fine-tuning."""
+    ranking = tmp_path / "r.json"
+    begun = time.monotonic()
+    learn(weights, ranking, "--candidates", 150, "--steps", 8)
+    assert time.monotonic() - begun < 60
+    target = ("--flops", 0.3, "--out")
+    learned, plain = tmp_path / "learned.safetensors", tmp_path / "plain.safetensors"
+    legr("prune", weights, *NET[:4], "--ranking", ranking, *target, learned)
+    legr("prune", weights, *NET[:4], *target, plain)
+    scores = {}
+    for split in ("val", "test"):
+        args = ("--arch", NET[1], *NET[4:], "--recalibrate", "--split", split, "--json")
+        said = json.loads(legr("evaluate", learned, plain, *args))
+        scores[split] = [row["accuracy"] for row in said["scores"]]
+        assert all(row["flops_share"] <= 0.3 for row in said["scores"])
+    assert scores["val"][0] > scores["val"][1]
+    assert scores["test"][0] > scores["test"][1]
+    found = json.loads(ranking.read_text())
+    assert scores["val"] == [found["best"]["accuracy"], found["identity"]["accuracy"]]
+
+
+@pytest.mark.parametrize("fitness", ["finetune", "bn", "none"])
+def test_every_fitness(weights: Path, tmp_path: Path, fitness: str) -> None:
+    args = ("--fitness", fitness, "--candidates", 3, "--json", "--out", tmp_path / "r.json")
+    said = json.loads(legr("learn", weights, *NET, "--steps", 12, "--flops", 0.5, *args))
+    assert said["settings"]["steps"] == (0 if fitness == "none" else 12)
+    score = said["identity"]["accuracy"]
+    assert {"finetune": score > 0.6, "bn": 0.2 < score < 0.95, "none": score < 0.9}[fitness]
+
+
+def test_two_workers_are_as_reproducible_as_one(weights: Path, tmp_path: Path) -> None:
+    args = ("--candidates", 24, "--workers", 2, "--align", 1)
+    one = learn(weights, tmp_path / "one.json", *args)
+    two = learn(weights, tmp_path / "two.json", *args)
+    assert rows(one) == rows(two)
+    assert one["best"] == two["best"]
+
+
+def crash_run(weights: str, out: str) -> None:
+    """A search in a process that will be killed."""
+    torch.set_num_threads(1)
+    learn(Path(weights), Path(out), "--candidates", 120, "--align", 1, "--resume")
+
+
+def test_killed_at_twenty_moments_it_ends_the_same(weights: Path, tmp_path: Path) -> None:
+    wanted = learn(weights, tmp_path / "whole.json", "--candidates", 120, "--align", 1)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "test_learn"])
+    out, rng, kills, recorded = tmp_path / "killed.json", random.Random(0), 0, []
+    history = tmp_path / "killed.history.jsonl"
+    while kills < 20:
+        process = context.Process(target=crash_run, args=(str(weights), str(out)))
+        process.start()
+        process.join(rng.uniform(0.3, 1.2))
+        if process.exitcode is not None:  # it was done before it could be killed: once more
+            assert process.exitcode == 0
+            assert rows(json.loads(out.read_text())) == rows(wanted)
+            out.unlink()
+            history.write_bytes(b"".join(history.read_bytes().splitlines(keepends=True)[:5]))
+            continue
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        kills += 1
+        recorded.append(history.read_bytes().count(b"\n") if history.exists() else 0)
+    found = learn(weights, out, "--candidates", 120, "--align", 1, "--resume")
+    assert rows(found) == rows(wanted)
+    assert found["best"] == wanted["best"]
+    assert max(recorded) > 5  # some were killed in the midst of it
+
+
+def spawn(*args: object, **kwargs: object) -> subprocess.Popen:
+    """A command in a process of its own."""
+    command = [sys.executable, "-m", *(str(arg) for arg in args)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs
+    )
+
+
+def await_lines(path: Path, count: int) -> None:
+    """Wait until a history has so many lines."""
+    end = time.monotonic() + 90
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < end, "nothing happens"
+        time.sleep(0.02)
+
+
+def test_ctrl_c_says_how_to_go_on(weights: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    args = (*NET, *QUICK, "--candidates", 5000, "--workers", 2, "--out", out)
+    process = spawn("legr_cli", "learn", weights, *args, start_new_session=True)
+    await_lines(tmp_path / "r.history.jsonl", 4)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    printed, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert printed == ""
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("legr: stopped after ")
+    assert last.endswith(f"--out {out} --resume")
+    assert "Traceback" not in said
+    assert not out.exists()
+    end = time.monotonic() + 10
+    with contextlib.suppress(ProcessLookupError):  # nobody is left behind
+        while os.killpg(process.pid, 0) is None:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+
+
+def test_a_killed_worker_costs_a_retry(weights: Path, tmp_path: Path) -> None:
+    args = ("--candidates", 60, "--workers", 2, "--align", 1)
+    wanted = learn(weights, tmp_path / "whole.json", *args)
+    out = tmp_path / "r.json"
+    process = spawn("legr_cli", "learn", weights, *NET, *QUICK, *args, "--out", out)
+    await_lines(tmp_path / "r.history.jsonl", 8)
+    os.kill(max(workers_of(process.pid)), signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "a worker was lost" in said
+    assert rows(json.loads(out.read_text())) == rows(wanted)
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes that a forkserver of this process has forked."""
+    tree: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            number = int(entry.name)
+            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            tree.setdefault(parent, []).append(number)
+    return [worker for server in tree.get(pid, []) for worker in tree.get(server, [])]
+
+
+@contextlib.contextmanager
+def dask(folder: Path, workers: int) -> Iterator[tuple[str, list[subprocess.Popen]]]:
+    """A scheduler and workers, started as Dask's documentation says."""
+    note = folder / "scheduler.json"
+    common = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    start = [sys.executable, "-m", "dask"]
+    scheduler = [
+        *start,
+        "scheduler",
+        "--port",
+        "0",
+        "--no-dashboard",
+        "--scheduler-file",
+        str(note),
+    ]
+    started = [subprocess.Popen(scheduler, **common)]
+    try:
+        end = time.monotonic() + 60
+        while not note.exists() or not note.read_text().strip():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        address = json.loads(note.read_text())["address"]
+        for _ in range(workers):
+            worker = [*start, "worker", address, "--nthreads", "1", "--no-dashboard", "--no-nanny"]
+            started.append(subprocess.Popen(worker, **common))
+        yield address, started[1:]
+    finally:
+        for process in reversed(started):
+            process.kill()
+            process.wait()
+
+
+def test_two_dask_workers_and_one_is_killed(weights: Path, tmp_path: Path) -> None:
+    args = ("--candidates", 60, "--workers", 2, "--align", 1)
+    wanted = learn(weights, tmp_path / "local.json", *args)
+    out = tmp_path / "r.json"
+    (tmp_path / "dask").mkdir()
+    with dask(tmp_path / "dask", 2) as (address, workers):
+        command = ("legr_cli", "learn", weights, *NET, *QUICK, *args, "--out", out)
+        process = spawn(*command, "--cluster", address)
+        await_lines(tmp_path / "r.history.jsonl", 10)
+        workers[0].kill()
+        _, said = process.communicate(timeout=180)
+    assert process.returncode == 0, said
+    assert rows(json.loads(out.read_text())) == rows(wanted)
+
+
+def test_progress_is_plain_where_there_is_no_terminal(weights: Path, tmp_path: Path) -> None:
+    result = runner.invoke(
+        app,
+        [
+            "learn",
+            str(weights),
+            *NET,
+            *QUICK,
+            "--candidates",
+            "8",
+            "--out",
+            str(tmp_path / "r.json"),
+        ],
+    )
+    assert "candidate 8/8  best " in result.stderr
+    assert "/h · 0:00:00 left" in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+def test_resume_goes_on_and_force_begins_anew(weights: Path, tmp_path: Path) -> None:
+    out, history = tmp_path / "r.json", tmp_path / "r.history.jsonl"
+    learn(weights, out, "--candidates", 10)
+    whole = history.read_bytes()
+    history.write_bytes(b"".join(whole.splitlines(keepends=True)[:5]))
+    again = runner.invoke(
+        app,
+        ["learn", str(weights), *NET, *QUICK, "--candidates", "10", "--out", str(out), "--resume"],
+    )
+    assert again.exit_code == 0
+    assert "4 of 10 candidates are in the history: going on" in again.stderr
+    learn(weights, out, "--candidates", 5, "--force")
+    assert history.read_bytes().count(b"\n") == 6
+
+
+def in_the_way(folder: Path) -> None:
+    (folder / "r.json").write_text("{}")
+
+
+def stopped(folder: Path) -> None:
+    (folder / "r.history.jsonl").write_text("")
+
+
+BAD: dict[str, tuple[tuple[str, ...], str]] = {
+    "classes": (("--classes", "7"), "pass --classes 10"),
+    "flops": (("--flops", "0.001"), "cannot be reached: the lowest is"),
+    "flops of two": (("--flops", "2"), "--flops must be over 0 and at most 1"),
+    "population": (("--population", "8", "--sample", "9"), "--population 8 is smaller than"),
+    "workers": (("--workers", "0"), "--workers must be at least 1, got 0"),
+    "candidates": (("--candidates", "0"), "--candidates must be at least 1"),
+    "mutate": (("--mutate", "1.5"), "--mutate is a share"),
+    "sigma": (("--sigma", "nan"), "--sigma must be over 0"),
+    "fitness": (("--fitness", "loss"), "--fitness must be finetune or bn or none"),
+    "start": (("--start", "zero"), "--start must be identity or random"),
+    "device": (("--device", "toaster"), "--device toaster: expected auto"),
+    "no such gpu": (("--device", "cuda:9"), "--device cuda:9: torch sees"),
+    "out": (("--out", "ranking.txt"), "ends in .json"),
+    "folder": (("--out", "no/such/r.json"), "does not exist; create it first"),
+    "both": (("--resume", "--force"), "choose one"),
+    "data": (("--data", "folder:no/such"), "is no folder"),
+    "normalize": (("--normalize", "x"), "--normalize x: expected"),
+    "val images": (("--val-images", "0"), "--val-images must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(
+    case: str, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args, message = BAD[case]
+    result = runner.invoke(app, ["learn", str(weights), *NET, *QUICK, "--out", "r.json", *args])
+    assert result.exit_code == 1, result.output
+    [line] = result.stderr.strip().splitlines()[-1:]
+    assert line.startswith("legr: ")
+    assert message in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("prepare", [in_the_way, stopped])
+def test_what_is_in_the_way_stays(prepare, weights: Path, tmp_path: Path) -> None:
+    prepare(tmp_path)
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    result = runner.invoke(app, ["learn", str(weights), *NET, "--out", str(tmp_path / "r.json")])
+    assert result.exit_code == 1
+    assert "is in the way" in result.stderr
+    assert "--resume" in result.stderr
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_other_classes_than_the_data(tmp_path: Path) -> None:
+    args = (
+        "random:resnet20",
+        "--classes",
+        "7",
+        "--data",
+        "digits",
+        "--out",
+        str(tmp_path / "r.json"),
+    )
+    result = runner.invoke(app, ["learn", *args])
+    assert result.exit_code == 1
+    assert "tells 7 classes apart, digits has 10" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_batchnorm_for_bn(tmp_path: Path) -> None:
+    args = ("random:vgg11", "--classes", "10", "--input", "3x32x32", "--data", "digits")
+    result = runner.invoke(
+        app, ["learn", *args, "--fitness", "bn", "--out", str(tmp_path / "r.json")]
+    )
+    assert result.exit_code == 1
+    assert "has no BatchNorm" in result.stderr
+
+
+def test_a_cluster_that_does_not_answer(weights: Path, tmp_path: Path) -> None:
+    begun = time.monotonic()
+    result = runner.invoke(
+        app,
+        [
+            "learn",
+            str(weights),
+            *NET,
+            "--cluster",
+            "tcp://127.0.0.1:9",
+            "--out",
+            str(tmp_path / "r.json"),
+        ],
+    )
+    assert result.exit_code == 1
+    assert "--cluster tcp://127.0.0.1:9 does not answer" in result.stderr
+    assert time.monotonic() - begun < 20
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_untrained_network_is_noticed(tmp_path: Path) -> None:
+    args = ("random:resnet20", "--data", "digits", "--fitness", "none", "--candidates", "1")
+    result = runner.invoke(app, ["learn", *args, "--out", str(tmp_path / "r.json")])
+    assert result.exit_code == 0, result.output
+    assert "no better than chance" in result.stderr
+
+
+def test_evaluate_needs_test_images(weights: Path, tmp_path: Path) -> None:
+    from test_data import folders
+
+    shutil.rmtree(folders(tmp_path) / "test")
+    args = ("evaluate", weights, "--arch", NET[1], "--classes", 3, "--data", f"folder:{tmp_path}")
+    result = runner.invoke(app, [str(arg) for arg in args])
+    assert result.exit_code == 1

@@ -1,0 +1,264 @@
+"""The search around evolution: the window, lost workers, the journal."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
+from pathlib import Path
+
+import nets
+import numpy as np
+import pytest
+
+from legr_cli.errors import SearchError
+from legr_cli.models.registry import Arch
+from legr_cli.networks import Channels, Network
+from legr_cli.pruning import Study, study
+from legr_cli.search.crew import Crew, InProcess
+from legr_cli.search.fitness import Outcome
+from legr_cli.search.journal import Journal, journal, read_header
+from legr_cli.search.learn import Found, search
+from legr_cli.settings import Search
+
+SETTINGS = Search(flops=0.5, candidates=60, population=16, sample=4, mutate=0.3)
+HEADER = {
+    "arch": "tiny",
+    "input": [3, 16, 16],
+    "weights_sha256": "1234",
+    "settings": {"sigma": 1.0, "seed": 0, "batch_size": 128},
+    "data": {"sha256": "ab", "images": {"train": 9}, "split": {"sha256": "cd"}},
+    "statistics": {"mean": [0.5], "std": [0.5]},
+}
+
+
+@pytest.fixture(scope="module")
+def known() -> Study:
+    net = nets.Residual()
+    return study(Network(nets.enliven(net), Arch("tiny"), (3, 16, 16)))
+
+
+def reach(channels: Channels) -> Outcome:
+    """An accuracy that depends on the channels alone."""
+    widths = np.array([len(line) for line in channels.values()], float)
+    noise = np.random.default_rng([sum(line) for line in channels.values()]).random()
+    return Outcome(float(widths.std() / 100 + noise / 10), 1.0, 0.1, 0.05, 0.05)
+
+
+def crew(call: Callable[[Channels], Outcome] = reach, pool: Executor | None = None) -> Crew:
+    return Crew(lambda: (pool or InProcess(), call, ()))
+
+
+def run(known: Study, path: Path, workers: Crew, settings: Search = SETTINGS, **kw) -> Found:
+    with journal(path, HEADER, kw.get("resume", False)) as book:
+        return search(
+            known, settings, workers, book, kw.get("watch", lambda _: None), lambda _: None
+        )
+
+
+def rows(found: Found) -> list[tuple[float, float]]:
+    return [(row.alpha, row.kappa) for row in found.ranking.rows]
+
+
+def test_same_answer_whatever_finishes_first(known: Study, tmp_path: Path) -> None:
+    settings = Search(**{**SETTINGS.__dict__, "workers": 4})
+    answers = []
+    for seed in range(3):
+        rng, lock, running, most = np.random.default_rng(seed), threading.Lock(), [0], [0]
+
+        def late(channels: Channels, rng=rng, lock=lock, running=running, most=most) -> Outcome:
+            with lock:
+                delay = rng.random() / 10
+                running[0] += 1
+                most[0] = max(most[0], running[0])
+            time.sleep(delay)
+            with lock:
+                running[0] -= 1
+            return reach(channels)
+
+        with ThreadPoolExecutor(4) as pool:
+            found = run(known, tmp_path / f"{seed}.jsonl", crew(late, pool), settings)
+        answers.append(rows(found))
+        assert most[0] > 1
+    assert answers[0] == answers[1] == answers[2]
+    orders = {
+        tuple(json.loads(line)["candidate"] for line in path.read_text().splitlines()[1:])
+        for path in tmp_path.glob("*.jsonl")
+    }
+    assert len(orders) > 1  # they were recorded as they finished
+
+
+def test_a_candidate_sees_only_results_up_to_w_before_it(known: Study, tmp_path: Path) -> None:
+    settings = Search(**{**SETTINGS.__dict__, "workers": 5})
+    with ThreadPoolExecutor(5) as pool:
+        run(known, tmp_path / "h.jsonl", crew(reach, pool), settings)
+    lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()[1:]]
+    parents = [(line["candidate"], line["parent"]) for line in lines if line["parent"] is not None]
+    assert len(parents) > 30
+    assert all(parent <= number - 5 for number, parent in parents)
+
+
+def test_a_plan_is_not_tried_twice(known: Study, tmp_path: Path) -> None:
+    tried: list[str] = []
+
+    def note(channels: Channels) -> Outcome:
+        tried.append(json.dumps(channels))
+        return reach(channels)
+
+    found = run(known, tmp_path / "h.jsonl", crew(note))
+    assert len(tried) == len(set(tried)) == 60 - found.cached
+    lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()[1:]]
+    by_plan: dict[str, float] = {}
+    for line in lines:
+        assert by_plan.setdefault(line["plan"], line["accuracy"]) == line["accuracy"]
+    assert found.best["accuracy"] == max(line["accuracy"] for line in lines)
+    assert found.first["candidate"] == 0
+    assert set(lines[0]["alpha"]) == {1.0}
+
+
+class Mortal(InProcess):
+    """An executor that breaks at chosen calls, and stays broken."""
+
+    def __init__(self, calls: list[int], deaths: set[int]) -> None:
+        self.calls, self.deaths, self.broken = calls, deaths, False
+
+    def submit(self, fn, /, *args, **kwargs):
+        if self.broken:
+            raise BrokenExecutor("broken")
+        self.calls[0] += 1
+        if self.calls[0] in self.deaths:
+            self.broken = True
+
+            def dead(*_: object) -> None:
+                raise BrokenExecutor("a worker died")
+
+            return super().submit(dead)
+        return super().submit(fn, *args, **kwargs)
+
+
+def test_a_lost_worker_costs_a_retry(known: Study, tmp_path: Path) -> None:
+    plain = run(known, tmp_path / "plain.jsonl", crew())
+    calls = [0]
+    mortal = Crew(lambda: (Mortal(calls, {3, 9, 10, 11}), reach, ()))
+    assert rows(run(known, tmp_path / "mortal.jsonl", mortal)) == rows(plain)
+    assert mortal.shift == 4
+
+
+def test_a_candidate_that_kills_four_workers_ends_the_search(known: Study, tmp_path: Path) -> None:
+    path, calls = tmp_path / "h.jsonl", [0]
+    mortal = Crew(lambda: (Mortal(calls, {5, 6, 7, 8}), reach, ()))
+    with pytest.raises(SearchError, match=r"lost its worker 4 times.*--resume"):
+        run(known, path, mortal)
+    before = path.read_text()
+    plain = run(known, tmp_path / "plain.jsonl", crew())
+    assert rows(run(known, path, crew(), resume=True)) == rows(plain)
+    assert path.read_text().startswith(before)
+
+
+def test_an_error_of_a_candidate_is_not_hidden(known: Study, tmp_path: Path) -> None:
+    def wrong(channels: Channels) -> Outcome:
+        raise ZeroDivisionError("of the test")
+
+    with pytest.raises(ZeroDivisionError):
+        run(known, tmp_path / "h.jsonl", crew(wrong))
+
+
+def test_a_loss_that_is_no_number_ranks_last(known: Study, tmp_path: Path) -> None:
+    def diverged(channels: Channels) -> Outcome:
+        return Outcome(0.1, float("nan"), 0.1, 0.1, 0.1)
+
+    found = run(known, tmp_path / "h.jsonl", crew(diverged))
+    assert found.best["loss"] is None
+
+
+def test_resumed_from_every_byte_it_is_the_same(known: Study, tmp_path: Path) -> None:
+    settings = Search(**{**SETTINGS.__dict__, "candidates": 12})
+    path = tmp_path / "h.jsonl"
+    wanted = rows(run(known, path, crew(), settings))
+    whole = path.read_bytes()
+    cuts = {*np.random.default_rng(0).integers(len(whole), size=40).tolist(), 0, len(whole) - 1}
+    for cut in sorted(cuts):
+        path.write_bytes(whole[:cut])
+        assert rows(run(known, path, crew(), settings, resume=True)) == wanted
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert sorted(line["candidate"] for line in lines[1:]) == list(range(12))
+
+
+def test_a_finished_search_is_not_repeated(known: Study, tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    wanted = rows(run(known, path, crew()))
+
+    def never(channels: Channels) -> Outcome:
+        raise AssertionError("nothing is left to try")
+
+    assert rows(run(known, path, crew(never), resume=True)) == wanted
+
+
+def other(**changes: object) -> dict:
+    return {**HEADER, **changes}
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (other(arch="huge"), "--arch was tiny, is huge"),
+        (other(weights_sha256="99"), "the checkpoint's weights are others"),
+        (other(input=[3, 8, 8]), r"--input was \[3, 16, 16\], is \[3, 8, 8\]"),
+        (
+            other(settings={"sigma": 0.5, "seed": 0, "batch_size": 64}),
+            "--sigma was 1.0, is 0.5; --batch-size was 128, is 64",
+        ),
+        (other(data={**HEADER["data"], "split": {"sha256": "ee"}}), "the split of the data is"),
+        (other(data={**HEADER["data"], "sha256": "ee"}), "the data are others"),
+        (other(statistics={"mean": [0.4], "std": [0.5]}), "--normalize are others"),
+    ],
+)
+def test_another_search_is_not_resumed(header: dict, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    with journal(path, HEADER, resume=False) as book:
+        book.add({"candidate": 0})
+    before = path.read_bytes()
+    with pytest.raises(SearchError, match=message), journal(path, header, resume=True):
+        pass
+    assert path.read_bytes() == before
+
+
+def test_damage_is_named(known: Study, tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    run(known, path, crew(), Search(**{**SETTINGS.__dict__, "candidates": 5}))
+    lines = path.read_text().splitlines(keepends=True)
+    for number, damage in ((3, "{]\n"), (4, "7\n"), (5, lines[1])):
+        path.write_text("".join([*lines[: number - 1], damage, *lines[number:]]))
+        with (
+            pytest.raises(SearchError, match=f"line {number} is damaged"),
+            journal(path, HEADER, True),
+        ):
+            pass
+    path.write_text('{"format": "legr-history", "version": 9}\n')
+    with pytest.raises(SearchError, match="no history that this legr reads"):
+        read_header(path)
+
+
+def test_a_changed_history_is_refused(known: Study, tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    settings = Search(**{**SETTINGS.__dict__, "candidates": 5})
+    run(known, path, crew(), settings)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[3]["alpha"][0] += 0.5
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(SearchError, match="candidate 2 is not what its seed gives"):
+        run(known, path, crew(), settings, resume=True)
+
+
+def test_two_searches_do_not_share_a_journal(tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    with journal(path, HEADER, resume=False) as book:
+        book.add({"candidate": 0})
+        with (
+            pytest.raises(SearchError, match="another legr learn is writing"),
+            journal(path, HEADER, True),
+        ):
+            pass
+    with journal(path, HEADER, resume=True) as again:
+        assert isinstance(again, Journal)
+        assert list(again.lines) == [0]
