@@ -115,6 +115,7 @@ def _carry_out_one(
         "dense_sha256": known.sha256,
         "dense_flops": known.flops,
         "dense_params": known.params,
+        **{key: ranking.notes[key] for key in ("statistics",) if key in ranking.notes},
         **network.notes,  # what is known of the dense network stays when a pruned one is cut again
         "legr": __version__,
         "target": {target.what: target.share},

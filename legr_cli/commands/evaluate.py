@@ -23,7 +23,7 @@ def evaluate(
         str,
         typer.Option(
             metavar="test|val",
-            rich_help_panel="The images",
+            rich_help_panel=options.IMAGES,
             help="The test images, or those that learn holds out from training.",
         ),
     ] = "test",
@@ -31,15 +31,15 @@ def evaluate(
         bool,
         typer.Option(
             "--recalibrate",
-            rich_help_panel="The images",
+            rich_help_panel=options.IMAGES,
             help="Re-estimate BatchNorm statistics on 1,024 training images first: a quick look at "
             "what a pruned network is worth before it is fine-tuned. The file is not changed.",
         ),
     ] = False,
     seed: Annotated[
-        int, typer.Option(min=0, rich_help_panel="The images", help="Of the images held out.")
+        int, typer.Option(min=0, rich_help_panel=options.IMAGES, help="Of the images held out.")
     ] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, rich_help_panel="The machine")] = 250,
+    batch_size: Annotated[int, typer.Option(min=1, rich_help_panel=options.MACHINE)] = 250,
     normalize: options.Normalize = None,
     download: options.Download = False,
     device: options.Device = "auto",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from legr_cli.search.learn import Found
     from legr_cli.search.session import Session
 
-_SEARCH, _FITNESS, _MACHINE = "The search", "The fitness of a candidate", "The machine"
+_SEARCH, _FITNESS = "The search", "The fitness of a candidate"
 
 
 def learn(
@@ -109,7 +109,7 @@ def learn(
         typer.Option(
             metavar="N",
             show_default="1, or all of a cluster",
-            rich_help_panel=_MACHINE,
+            rich_help_panel=options.MACHINE,
             help="Candidates tried at once, each in a process of its own.",
         ),
     ] = None,
@@ -118,7 +118,7 @@ def learn(
         typer.Option(
             metavar="ADDRESS",
             show_default=False,
-            rich_help_panel=_MACHINE,
+            rich_help_panel=options.MACHINE,
             help="Use the workers of a Dask cluster, such as tcp://10.0.0.5:8786.",
         ),
     ] = None,

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+NETWORK, IMAGES, HOW, MACHINE = "The network", "The images", "How to cut", "The machine"
+
 Checkpoint = Annotated[
     str,
     typer.Argument(
@@ -19,7 +21,7 @@ Arch = Annotated[
         "--arch",
         metavar="NAME",
         show_default=False,
-        rich_help_panel="The network",
+        rich_help_panel=NETWORK,
         help="resnet20|32|44|56|110 (CIFAR; resnet56,pad=after for zeros after the channels), "
         "vgg13_cifar, mobilenet_v2_cifar, any torchvision name, timm:NAME, or your own "
         "package.module:factory. Files that legr wrote need none.",
@@ -31,7 +33,7 @@ Classes = Annotated[
         min=1,
         metavar="N",
         show_default=False,
-        rich_help_panel="The network",
+        rich_help_panel=NETWORK,
         help="Number of classes, where it is not the architecture's own.",
     ),
 ]
@@ -41,7 +43,7 @@ InputShape = Annotated[
         "--input",
         metavar="CxHxW",
         show_default=False,
-        rich_help_panel="The network",
+        rich_help_panel=NETWORK,
         help="Size of one image. Default: the architecture's own, 3x224x224 for your own.",
     ),
 ]
@@ -51,7 +53,7 @@ Data = Annotated[
         "--data",
         metavar="SPEC",
         show_default=False,
-        rich_help_panel="The images",
+        rich_help_panel=IMAGES,
         help="cifar10:DIR, cifar100:DIR, imagenet:DIR, cub200:DIR, folder:DIR (train/CLASS/*.jpg, "
         "and val/ and test/ if you have them), or digits (inside legr).",
     ),
@@ -62,7 +64,7 @@ Normalize = Annotated[
         "--normalize",
         metavar="NAME|M,M,M:S,S,S",
         show_default=False,
-        rich_help_panel="The images",
+        rich_help_panel=IMAGES,
         help="Mean and deviation that the network was trained with: imagenet, cifar10, cifar100, "
         "half, none, or numbers. Default: what the network's file says, else the data's own.",
     ),
@@ -71,7 +73,7 @@ Download = Annotated[
     bool,
     typer.Option(
         "--download",
-        rich_help_panel="The images",
+        rich_help_panel=IMAGES,
         help="Fetch the data first, where torchvision can (CIFAR).",
     ),
 ]
@@ -80,7 +82,7 @@ Device = Annotated[
     typer.Option(
         "--device",
         metavar="auto|cpu|cuda|cuda:N|mps",
-        rich_help_panel="The machine",
+        rich_help_panel=MACHINE,
         help="auto: a GPU if there is one. Workers spread over all GPUs unless one is named.",
     ),
 ]
@@ -89,7 +91,7 @@ Align = Annotated[
     typer.Option(
         "--align",
         metavar="auto|avx512|avx2|arm|N",
-        rich_help_panel="How to cut",
+        rich_help_panel=HOW,
         help="Keep channels in multiples that the CPU's kernels like; auto: this CPU's. "
         "1 is the paper's own cut: exact, and often slower.",
     ),
@@ -99,7 +101,7 @@ MinKeep = Annotated[
     typer.Option(
         "--min-keep",
         metavar="SHARE",
-        rich_help_panel="How to cut",
+        rich_help_panel=HOW,
         help="Share of every layer that is never removed.",
     ),
 ]

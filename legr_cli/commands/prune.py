@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from legr_cli.ranking import Ranking
     from legr_cli.settings import Prune
 
-_TARGET, _HOW = "The target", "How to cut"
+_TARGET = "The target"
 
 
 def prune(
@@ -54,7 +54,7 @@ def prune(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            rich_help_panel=_HOW,
+            rich_help_panel=options.HOW,
             help="A ranking.json with (α, κ) by layer. Without it α = 1, κ = 0: plain norms.",
         ),
     ] = None,
@@ -227,6 +227,7 @@ def _notes(
         notes.append("no --ranking: α = 1, κ = 0, filters ranked by plain squared norm")
     elif ranking.notes.get("weights_sha256") not in (None, known.sha256):
         notes.append("the ranking was learned on other weights than these")
+    notes += _unlike(settings, ranking.notes.get("settings"))
     gap = max(share - row[f"{what}_share"] for row in rows for what, share in row["target"].items())
     if gap > 0.01:
         notes.append(
@@ -238,3 +239,15 @@ def _notes(
     if held:
         notes.append(f"{len(held)} layers have pinned channels: legr inspect says by what")
     return notes
+
+
+def _unlike(settings: "Prune", learned: Any) -> list[str]:
+    """Where the cut is not the one that the ranking was learned with."""
+    if not isinstance(learned, dict):
+        return []
+    now = {"align": settings.align.name, "min_keep": settings.min_keep}
+    return [
+        f"the ranking was learned with --{key.replace('_', '-')} {learned[key]}, this is {value}"
+        for key, value in now.items()
+        if learned.get(key, value) != value
+    ]

@@ -112,7 +112,14 @@ def open_data(
 
 def _feed(shape: tuple[int, ...], statistics: dict[str, Any], flip: bool) -> Feed:
     """Statistics for as many channels as the network has; of grey images their mean."""
-    mean, std = (tuple(float(x) for x in statistics[key]) for key in ("mean", "std"))
+    try:
+        mean, std = (tuple(float(x) for x in statistics[key]) for key in ("mean", "std"))
+        if len(mean) != len(std) or len(mean) not in (1, 3) or not min(std) > 0:
+            raise ValueError
+    except (TypeError, KeyError, ValueError):
+        raise DataError(
+            f"the network's file has statistics that make no sense ({statistics}): pass --normalize"
+        ) from None
     if shape[0] == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     return Feed(shape, mean, std, flip)

@@ -63,20 +63,13 @@ def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> None:
 def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Score:
     """Accuracy and loss; the device is asked for numbers once, at the end."""
     model.eval()
-    sums: Tensor | None = None
+    rows: list[Tensor] = []
+    count = 0
     for images, labels in batches:
         logits = model(images).float()
         first = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
-        row = torch.stack(
-            [
-                first[:, 0].sum().double(),
-                first.any(1).sum().double(),
-                F.cross_entropy(logits, labels, reduction="sum").double(),
-                torch.tensor(len(labels), device=logits.device).double(),
-            ]
-        )
-        sums = row if sums is None else sums + row
-    if sums is None:
-        raise ValueError("no images to measure on")
-    right, near, loss, count = sums.tolist()
-    return Score(right / count, near / count, loss / count, int(count))
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        rows.append(torch.stack([first[:, 0].sum(), first.any(1).sum(), loss]))
+        count += len(labels)
+    right, near, lost = torch.stack(rows).cpu().double().sum(0).div(count).tolist()
+    return Score(right, near, lost, count)
