@@ -25,7 +25,7 @@ class _Edge(TyperGroup):
             typer.echo(f"legr: {error}", err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as stop:
-            typer.echo(f"legr: {stop or 'stopped'}", err=True)
+            typer.echo(f"legr: {str(stop) or 'stopped'}", err=True)
             raise typer.Exit(130) from None
 
 
