@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_data import paint
 from typer.testing import CliRunner
 
 from legr_cli.cli import app
+from legr_cli.networks import open_network
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 
@@ -32,6 +34,29 @@ def test_first_real_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert Path("drone-40.onnx").exists()
     exec(python, namespace)
     assert namespace["smaller"](torch.rand(1, 3, 96, 96)).shape == (1, 5)
+
+
+def test_learning_on_your_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three commands as they stand, on a small set and with few candidates."""
+    monkeypatch.chdir(tmp_path)
+    torch.save(open_network("random:resnet56").model.state_dict(), "resnet56.th")
+    for i in range(10):
+        for split, count in (("train", 6), ("test", 2)):
+            for j in range(count):
+                paint(Path("images", split, f"class{i}", f"{j}.png"), seed=100 * i + j)
+    text = blocks("sh")[3].replace("cifar10:DIR", "cifar10:images")
+    learn, prune, evaluate = text.splitlines()
+    few = ["--candidates", "2", "--steps", "1", "--batch-size", "8"]
+    for command in (shlex.split(learn) + few, shlex.split(prune)):
+        result = CliRunner().invoke(app, command[1:])
+        assert result.exit_code == 0, result.output
+    networks = sorted(str(path) for path in Path("nets").iterdir())
+    assert len(networks) == 7
+    assert "nets/*.safetensors" in evaluate
+    rest = shlex.split(evaluate.replace("nets/*.safetensors", ""))[2:]
+    result = CliRunner().invoke(app, ["evaluate", *networks[:2], *rest])
+    assert result.exit_code == 0, result.output
+    assert "20 test images of cifar10:images" in result.stdout
 
 
 def test_links_lead_somewhere() -> None:

@@ -190,7 +190,7 @@ def learn(
         check_classes(known.network.model, found)
         session = Session(known, found, settings, device)
         status.update("measuring the dense network")
-        header = {**session.header(), "dense": _dense(session, out, resume)}
+        header = {**session.header(), "dense": _dense(session, out, resume, client is not None)}
         status.stop()
         _search(session, header, out, resume, client, as_json)
 
@@ -225,14 +225,14 @@ def _cluster_size(client: Any, out: Path, resume: bool) -> int:
     return max(1, sum(client.nthreads().values()))
 
 
-def _dense(session: "Session", out: Path, resume: bool) -> dict[str, float]:
+def _dense(session: "Session", out: Path, resume: bool, remote: bool) -> dict[str, float]:
     """What the dense network reaches; a search that goes on has it in its history."""
     from legr_cli.search.journal import history_of, read_header
 
     header = read_header(history_of(out)) if resume else None
     if header is not None and "dense" in header:
         return dict(header["dense"])
-    score = session.dense()
+    score = session.dense(remote)
     return {"accuracy": score.accuracy, "loss": score.loss, "images": score.images}
 
 

@@ -64,9 +64,9 @@ class Session:
         threads = max(1, cores() // self.settings.workers)
         return processes(self.job(), self.settings.workers, threads)
 
-    def dense(self) -> Score:
+    def dense(self, remote: bool = False) -> Score:
         """What the network reaches as it is, on the images that candidates are measured on."""
-        device = choose(self.device)
+        device = choose("auto" if remote else self.device)  # a cluster's device may not be here
         model = self.known.network.model.to(device)
         part = _at_most(self.data, self.settings)
         score = evaluate(model, in_order(part, self.data.feed, 250, device))

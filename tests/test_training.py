@@ -1,0 +1,94 @@
+"""Training, BatchNorm statistics and measuring, in numbers worked out by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from legr_cli.errors import SearchError, SettingError
+from legr_cli.models.registry import Arch, build
+from legr_cli.networks import Network
+from legr_cli.pruning import study
+from legr_cli.search.fitness import Workbench
+from legr_cli.search.session import Session
+from legr_cli.settings import Search
+from legr_cli.training.data import open_data
+from legr_cli.training.devices import choose
+from legr_cli.training.loop import evaluate, has_statistics, recalibrate, sgd, train
+
+
+def test_evaluate() -> None:
+    """Logits are the input; the loss of a row is log Σ exp − its label's."""
+    logits = torch.tensor([[2.0, 1, 0, 0, 0, 0], [0, 3, 1, 0, 0, 0], [5, 4, 3, 2, 1, 0]])
+    labels = torch.tensor([0, 2, 5])
+    batches = [(logits[:2], labels[:2]), (logits[2:], labels[2:])]
+    score = evaluate(nn.Identity(), batches)
+    losses = [
+        math.log(math.exp(2) + math.exp(1) + 4) - 2,
+        math.log(math.exp(3) + math.exp(1) + 4) - 1,
+        math.log(sum(math.exp(i) for i in range(6))) - 0,
+    ]
+    assert score.accuracy == pytest.approx(1 / 3)
+    assert score.top5 == pytest.approx(2 / 3)
+    assert score.loss == pytest.approx(sum(losses) / 3, rel=1e-6)
+    assert score.images == 3
+
+
+def test_recalibrate_takes_the_mean_over_batches_and_nothing_else() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.Dropout(0.5))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(2).view(2, 2, 1, 1))
+        model[0].bias.zero_()
+    weights = {name: p.clone() for name, p in model.named_parameters()}
+    batches = [torch.randn(5, 2, 3, 3) + i for i in range(3)]
+    recalibrate(model, [(batch, torch.zeros(5)) for batch in batches])
+    means = torch.stack([batch.mean((0, 2, 3)) for batch in batches]).mean(0)
+    variances = torch.stack([batch.transpose(0, 1).flatten(1).var(1) for batch in batches]).mean(0)
+    assert torch.allclose(model[1].running_mean, means, atol=1e-6)
+    assert torch.allclose(model[1].running_var, variances, atol=1e-5)
+    assert model[1].momentum == 0.1
+    assert not model.training
+    assert not model[1].training
+    assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+    assert has_statistics(model)
+    assert not has_statistics(nn.BatchNorm2d(3, track_running_stats=False))
+
+
+def test_one_step_of_the_papers_optimiser() -> None:
+    """Two classes, logits (w, 0), label 0: the gradient is p − 1, with p = 1 / (1 + e^−w)."""
+    model = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.7], [0.0]]))
+    train(model, [(torch.ones(1, 1), torch.tensor([0]))], sgd(model, 0.1))
+    p = 1 / (1 + math.exp(-0.7))
+    gradient = (p - 1) + 5e-4 * 0.7
+    assert model.weight[0].item() == pytest.approx(0.7 - 0.1 * 1.9 * gradient, rel=1e-5)
+    assert model.weight[1].item() == pytest.approx(-0.1 * 1.9 * (1 - p), rel=1e-5)
+    assert not model.training
+
+
+def test_devices() -> None:
+    assert choose("cpu").type == "cpu"
+    assert choose("auto").type in ("cpu", "cuda", "mps")
+    for name in ("gpu", "cuda:99", "xpu", ""):
+        with pytest.raises(SettingError, match="--device"):
+            choose(name)
+
+
+def test_workers_spread_over_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert [choose("auto", worker).index for worker in range(5)] == [0, 1, 2, 0, 1]
+    assert [choose("cuda", worker).index for worker in range(3)] == [0, 1, 2]
+    assert [choose("cuda:1", worker).index for worker in range(3)] == [1, 1, 1]
+    with pytest.raises(SettingError, match="torch sees 3 CUDA devices"):
+        choose("cuda:3")
+
+
+def test_a_worker_of_another_version_is_refused() -> None:
+    known = study(Network(build(Arch("resnet20")), Arch("resnet20"), (3, 32, 32)))
+    job = Session(known, open_data("digits", (3, 32, 32), seed=0), Search(), "cpu").job()
+    with pytest.raises(SearchError, match=r"a worker has legr .*, this is 0\.0\.0"):
+        Workbench(replace(job, legr="0.0.0"))
