@@ -1,7 +1,10 @@
 """The `legr` command. Nothing heavy is imported before a command runs."""
 
+import inspect as inspection
+import re
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +32,11 @@ class _Edge(TyperGroup):
             raise typer.Exit(130) from None
 
 
+def unwrapped(command: Callable[..., Any]) -> str:
+    """A docstring whose paragraphs are one line each: the terminal wraps them, not we."""
+    return re.sub(r"(?<!\n)\n *(?=\S)", " ", inspection.cleandoc(command.__doc__ or ""))
+
+
 app = typer.Typer(
     cls=_Edge,
     name="legr",
@@ -38,7 +46,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (learn, prune, evaluate, inspect):
-    app.command()(command)
+    app.command(help=unwrapped(command))(command)
 
 
 def _version(wanted: bool) -> None:

@@ -294,7 +294,8 @@ def test_progress_is_plain_where_there_is_no_terminal(
         ],
     )
     assert "candidate 8/8  best " in result.stderr
-    assert "/h · 0:00:00 left" in result.stderr
+    assert "0:00:00 left" in result.stderr
+    assert "next: legr prune" in result.stderr
     assert "\x1b" not in result.stderr
 
 
@@ -427,3 +428,23 @@ def test_evaluate_needs_test_images(weights: Path, tmp_path: Path) -> None:
     args = ("evaluate", weights, "--arch", NET[1], "--classes", 3, "--data", f"folder:{tmp_path}")
     result = runner.invoke(app, [str(arg) for arg in args])
     assert result.exit_code == 1
+
+
+def test_images_that_are_made_larger_are_noticed(weights: Path, tmp_path: Path) -> None:
+    args = ("learn", weights, "--arch", NET[1], "--data", "digits", "--input", "3x48x48")
+    result = runner.invoke(
+        app, [str(a) for a in (*args, "--candidates", 1, "--out", tmp_path / "r.json")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "pass --input 3x32x32" in " ".join(result.stderr.split())
+    prune = ("prune", weights, *NET[:4], "--ranking", tmp_path / "r.json", "--flops", 0.5, "--json")
+    said = json.loads(legr(*prune, "--out", tmp_path / "net.safetensors"))
+    assert any("learned with --input [3, 48, 48], this is [3, 32, 32]" in n for n in said["notes"])
+
+
+def test_fitness_near_chance_is_noticed(weights: Path, tmp_path: Path) -> None:
+    args = ("--fitness", "none", "--flops", "0.1", "--candidates", "1", "--align", "1")
+    result = runner.invoke(
+        app, ["learn", str(weights), *NET, *args, "--out", str(tmp_path / "r.json")]
+    )
+    assert "near chance" in result.stderr

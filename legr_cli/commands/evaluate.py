@@ -39,7 +39,9 @@ def evaluate(
     seed: Annotated[
         int, typer.Option(min=0, rich_help_panel=options.IMAGES, help="Of the images held out.")
     ] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, rich_help_panel=options.MACHINE)] = 250,
+    batch_size: Annotated[
+        int, typer.Option(min=1, rich_help_panel=options.MACHINE, help="Images in a batch.")
+    ] = 250,
     normalize: options.Normalize = None,
     download: options.Download = False,
     device: options.Device = "auto",
@@ -59,7 +61,7 @@ def evaluate(
     from legr_cli.commands import show
     from legr_cli.networks import open_network
     from legr_cli.settings import parse_input
-    from legr_cli.training.data import Data, open_data, parse_statistics
+    from legr_cli.training.data import Data, doubts, open_data, parse_statistics
     from legr_cli.training.measure import measure
 
     if split not in ("test", "val"):
@@ -67,10 +69,11 @@ def evaluate(
     given = parse_statistics(normalize) if normalize else None
     size = parse_input(input_shape) if input_shape else None
     rows: list[dict[str, Any]] = []
+    notes: dict[str, None] = {}
     opened: dict[str, Data] = {}  # a set is read once for all networks that see it alike
     with show.console().status("reading") as status:
-        for name in models:
-            status.update(f"measuring {name}")
+        for number, name in enumerate(models, 1):
+            status.update(f"measuring {name} ({number} of {len(models)})")
             network = open_network(name, arch, classes, size)
             known = given or network.notes.get("statistics")
             view = repr((network.input_shape, known))
@@ -88,24 +91,29 @@ def evaluate(
                 device=device,
             )
             rows.append({"file": name, **score})
+            notes |= dict.fromkeys([f"shown as {opened[view].feed}", *doubts(opened[view])])
     if as_json:
-        show.emit({"legr": __version__, "data": data, "split": split, "scores": rows})
+        said = {"legr": __version__, "data": data, "split": split, "notes": list(notes)}
+        show.emit({**said, "scores": rows})
     else:
         _show(rows, data, split)
+        for note in notes:
+            show.console().print(note, style="dim")
 
 
 def _show(rows: list[dict[str, Any]], data: str, split: str) -> None:
     """The table, on stdout: it is this command's result."""
     from legr_cli.commands import show
 
-    columns = ("network", "accuracy", "top 5", "loss", "FLOPs", "of dense")
+    many = all(row["classes"] > 5 for row in rows)
+    columns = ("network", "accuracy", *["top 5"] * many, "loss", "FLOPs", "of dense")
     title = f"{rows[0]['images']} {split} images of {data}"
     table = show.table(title, *columns, left=columns[:1])
     for row in rows:
         table.add_row(
             row["file"],
             f"{row['accuracy']:.2%}",
-            f"{row['top5']:.2%}",
+            *[f"{row['top5']:.2%}"] * many,
             "" if row["loss"] is None else f"{row['loss']:.4f}",
             show.count(row["flops"]),
             f"{row['flops_share']:.1%}",

@@ -2,20 +2,16 @@
 
 import contextlib
 import shlex
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from legr_cli import __version__
 from legr_cli.commands import options
 from legr_cli.errors import OutputError, SettingError
 
 if TYPE_CHECKING:
-    from legr_cli.search.learn import Found
     from legr_cli.search.session import Session
 
 _SEARCH, _FITNESS = "The search", "The fitness of a candidate"
@@ -91,13 +87,15 @@ def learn(
             show_default="200, for bn 8", rich_help_panel=_FITNESS, help="Batches for that."
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(rich_help_panel=_FITNESS)] = 128,
+    batch_size: Annotated[
+        int, typer.Option(rich_help_panel=_FITNESS, help="Images in a batch.")
+    ] = 128,
     lr: Annotated[float, typer.Option(rich_help_panel=_FITNESS, help="Learning rate.")] = 0.01,
     val_images: Annotated[
         int,
         typer.Option(
             rich_help_panel=_FITNESS,
-            help="Measure on at most so many of the images held out (a tenth, or val/).",
+            help="Measure on at most so many validation images (a tenth of train/, or val/).",
         ),
     ] = 10_000,
     align: options.Align = "auto",
@@ -130,18 +128,18 @@ def learn(
 ) -> None:
     """Learn which filters matter: (α, κ) for each layer, by evolution on your data (once).
 
-    Every candidate is really cut to --flops, adapted, and measured on images held out from
-    training. Stopped at any moment, a search goes on with --resume and ends as if it had never
-    been stopped.
+    Every candidate is really cut to --flops, adapted, and measured on validation images that legr
+    never trains on. Stopped at any moment, a search goes on with --resume and ends as if it had
+    never been stopped.
 
     Examples:
 
-      legr learn resnet56.th --arch resnet56 --data cifar10:DIR --normalize imagenet --fitness bn
-      --out ranking.json
+      legr learn resnet56.th --arch resnet56 --data cifar10:DIR --normalize imagenet --out r.json
 
-      legr learn drone.pth --arch drone:build --data folder:DIR --workers 4 --out drone.json
+      legr learn drone.pth --arch drone:build --input 3x96x96 --data folder:DIR --out drone.json
     """
     from legr_cli.commands.show import console
+    from legr_cli.commands.watched import watched_search
     from legr_cli.networks import open_network
     from legr_cli.pruning import study
     from legr_cli.search.crew import connected
@@ -192,7 +190,11 @@ def learn(
         status.update("measuring the dense network")
         header = {**session.header(), "dense": _dense(session, out, resume, client is not None)}
         status.stop()
-        _search(session, header, out, resume, client, as_json)
+        given_of_network = {"--arch": arch, "--classes": classes, "--input": input_shape}
+        words = ["legr", "prune", checkpoint]
+        words += [str(x) for pair in given_of_network.items() if pair[1] for x in pair]
+        words += ["--ranking", str(out), "--flops", "0.2:0.8:0.1", "--out", "nets"]
+        watched_search(session, header, out, resume, client, shlex.join(words), as_json)
 
 
 def _check_out(out: Path, resume: bool, force: bool) -> None:
@@ -234,101 +236,3 @@ def _dense(session: "Session", out: Path, resume: bool, remote: bool) -> dict[st
         return dict(header["dense"])
     score = session.dense(remote)
     return {"accuracy": score.accuracy, "loss": score.loss, "images": score.images}
-
-
-def _search(
-    session: "Session",
-    header: dict[str, Any],
-    out: Path,
-    resume: bool,
-    client: Any,
-    as_json: bool,
-) -> None:
-    """Search, with something to look at, and write the ranking."""
-    from legr_cli.commands.live import Live
-    from legr_cli.files import staged
-    from legr_cli.ranking import write_ranking
-    from legr_cli.search.journal import history_of, journal
-    from legr_cli.search.learn import search
-
-    begun, total = time.monotonic(), session.settings.candidates
-    path = history_of(out)
-    with contextlib.ExitStack() as stack:
-        book = stack.enter_context(journal(path, header, resume))
-        live = stack.enter_context(Live(total))
-        for text in _greeting(session, header["dense"], len(book.lines), resume):
-            live.say(text)
-        crew = session.crew(client)
-        stack.callback(crew.dismiss)
-        try:
-            found = search(session.known, session.settings, crew, book, live.show, live.say)
-        except KeyboardInterrupt:
-            words = [word for word in sys.argv[1:] if word not in ("--resume", "--force")]
-            raise KeyboardInterrupt(
-                f"stopped after {len(book.lines)} of {total} candidates; go on with: "
-                f"{shlex.join(['legr', *words, '--resume'])}"
-            ) from None
-    ranking = session.ranking(found, header["dense"], path.name)
-    ranking.notes["seconds"] = round(time.monotonic() - begun, 1)
-    with staged() as files:
-        write_ranking(ranking, files.file(out))
-    _show(ranking.notes, found, out, path, as_json)
-
-
-def _greeting(
-    session: "Session", dense: dict[str, float], recorded: int, resume: bool
-) -> list[str]:
-    """What is searched, and what looks wrong with it."""
-    classes, settings = len(session.data.classes), session.settings
-    lines = [
-        f"{session.known.network.arch}: {dense['accuracy']:.2%} on {dense['images']} images held "
-        f"out from training; candidates are compared at {settings.flops:.0%} of its FLOPs"
-    ]
-    if dense["accuracy"] < 1.5 / classes:
-        lines.append(
-            "that is no better than chance: is it the right --data, --normalize and checkpoint?"
-        )
-    if resume:
-        lines.append(
-            f"{recorded} of {settings.candidates} candidates are in the history: going on"
-            if recorded
-            else "nothing was found to resume: beginning"
-        )
-    return lines
-
-
-def _show(notes: dict[str, Any], found: "Found", out: Path, history: Path, as_json: bool) -> None:
-    """What was gained, and the ranking's name on stdout; or everything as JSON."""
-    from legr_cli.commands import show
-
-    facts = {key: notes[key] for key in ("dense", "identity", "best", "seconds", "settings")}
-    if as_json:
-        show.emit(
-            {
-                "legr": __version__,
-                "ranking": str(out),
-                "history": str(history),
-                "cached": found.cached,
-                **facts,
-            }
-        )
-        return
-    table = show.table(
-        "accuracy on the images held out", "network", "accuracy", "loss", left=("network",)
-    )
-    share = f"{notes['settings']['flops']:.0%} FLOPs"
-    for name, key in (
-        ("dense", "dense"),
-        (f"{share}, α = 1, κ = 0", "identity"),
-        (f"{share}, learned", "best"),
-    ):
-        loss = facts[key]["loss"]
-        table.add_row(name, f"{facts[key]['accuracy']:.2%}", "" if loss is None else f"{loss:.4f}")
-    screen = show.console()
-    screen.print(table)
-    screen.print(
-        f"{notes['settings']['candidates']} candidates ({found.cached} known before), "
-        f"{facts['seconds']:.0f} s; next: legr prune … --ranking {out} --flops 0.2:0.8:0.1",
-        style="dim",
-    )
-    show.line(str(out))

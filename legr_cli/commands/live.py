@@ -4,7 +4,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from legr_cli.commands.show import console
 
@@ -18,14 +19,15 @@ class Live:
     """Candidate n of E, best and latest, candidates an hour, time left, cache hits."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.start, self.said = total, time.monotonic(), 0.0
+        self.total, self.said = total, 0.0
+        self.first: tuple[float, int] | None = None  # when the first new candidate was done
         self.screen = console()
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(30),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(max(4, min(30, self.screen.width - 90))),
+            TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
         )
-        self.bar = Progress(*columns, TimeElapsedColumn(), console=self.screen, transient=True)
+        self.bar = Progress(*columns, console=self.screen, transient=True)
         self.task = self.bar.add_task("candidate 0", total=total, facts="")
 
     def __enter__(self) -> "Live":
@@ -49,29 +51,30 @@ class Live:
     def show(self, state: "State") -> None:
         """The state of the search, now."""
         now = time.monotonic()
-        facts = _facts(state, self.total, now - self.start)
+        if state.done > state.recorded and self.first is None:
+            self.first = now, state.done
+        rate = 0.0  # workers take their time to begin: it does not count
+        if self.first is not None and state.done > self.first[1]:
+            rate = (state.done - self.first[1]) / (now - self.first[0])
+        facts = _facts(state, self.total, rate)
         title = f"candidate {state.done}/{self.total}"
         if self.screen.is_terminal:
             self.bar.update(self.task, completed=state.done, description=title, facts=facts)
-        elif now - self.said >= _EVERY or state.done == self.total:
+        elif (now - self.said >= _EVERY and rate) or state.done in (1, self.total):
             self.said = now
             self.screen.print(f"{title}  {facts}", style="dim")
 
 
-def _facts(state: "State", total: int, elapsed: float) -> str:
-    """`best 83.9 % (31) · latest 81.0 % · 412/h · 0:52:10 left · 2 known before`."""
-    fresh = state.done - state.recorded
+def _facts(state: "State", total: int, rate: float) -> str:
+    """`best 83.90% (#31) · latest 81.00% · 0:52:10 left · 412/h · 2 repeats`."""
     parts = [
-        f"best {state.best['accuracy']:.2%} (candidate {state.best['candidate']})",
+        f"best {state.best['accuracy']:.2%} (#{state.best['candidate'] + 1})",
         f"latest {state.latest['accuracy']:.2%}",
     ]
-    if fresh > 0 and elapsed > 0:
-        rate = fresh / elapsed
+    if rate:
         left = round((total - state.done) / rate)
-        parts += [
-            f"{rate * 3600:.0f}/h",
-            f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left",
-        ]
+        clock = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
+        parts += [f"{clock} left", f"{rate * 3600:.0f}/h"]
     if state.cached:
-        parts.append(f"{state.cached} known before")
+        parts.append(f"{state.cached} repeats")
     return " · ".join(parts)

@@ -24,7 +24,7 @@ Arch = Annotated[
         rich_help_panel=NETWORK,
         help="resnet20|32|44|56|110 (CIFAR; resnet56,pad=after for zeros after the channels), "
         "vgg13_cifar, mobilenet_v2_cifar, any torchvision name, timm:NAME, or your own "
-        "package.module:factory. Files that legr wrote need none.",
+        "package.module:factory. Files that legr wrote need none, unless the network is your own.",
     ),
 ]
 Classes = Annotated[
@@ -66,7 +66,8 @@ Normalize = Annotated[
         show_default=False,
         rich_help_panel=IMAGES,
         help="Mean and deviation that the network was trained with: imagenet, cifar10, cifar100, "
-        "half, none, or numbers. Default: what the network's file says, else the data's own.",
+        "half, none, or numbers. Default: what the network's file says, else what is usual for the "
+        "data (folder: imagenet).",
     ),
 ]
 Download = Annotated[
@@ -83,7 +84,8 @@ Device = Annotated[
         "--device",
         metavar="auto|cpu|cuda|cuda:N|mps",
         rich_help_panel=MACHINE,
-        help="auto: a GPU if there is one. Workers spread over all GPUs unless one is named.",
+        help="auto: a GPU if there is one. Workers of a search spread over all GPUs unless one is "
+        "named.",
     ),
 ]
 Align = Annotated[

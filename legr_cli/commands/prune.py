@@ -227,7 +227,7 @@ def _notes(
         notes.append("no --ranking: α = 1, κ = 0, filters ranked by plain squared norm")
     elif ranking.notes.get("weights_sha256") not in (None, known.sha256):
         notes.append("the ranking was learned on other weights than these")
-    notes += _unlike(settings, ranking.notes.get("settings"))
+    notes += _unlike(known, settings, ranking.notes)
     gap = max(share - row[f"{what}_share"] for row in rows for what, share in row["target"].items())
     if gap > 0.01:
         notes.append(
@@ -241,13 +241,13 @@ def _notes(
     return notes
 
 
-def _unlike(settings: "Prune", learned: Any) -> list[str]:
+def _unlike(known: "Study", settings: "Prune", learned: dict[str, Any]) -> list[str]:
     """Where the cut is not the one that the ranking was learned with."""
-    if not isinstance(learned, dict):
-        return []
-    now = {"align": settings.align.name, "min_keep": settings.min_keep}
+    then, size = learned.get("settings"), list(known.network.input_shape)
+    then = {**(then if isinstance(then, dict) else {}), "input": learned.get("input", size)}
+    now = {"align": settings.align.name, "min_keep": settings.min_keep, "input": size}
     return [
-        f"the ranking was learned with --{key.replace('_', '-')} {learned[key]}, this is {value}"
+        f"the ranking was learned with --{key.replace('_', '-')} {then[key]}, this is {value}"
         for key, value in now.items()
-        if learned.get(key, value) != value
+        if then.get(key, value) != value
     ]

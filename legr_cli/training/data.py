@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from legr_cli.errors import DataError, SettingError
-from legr_cli.training.pixels import Pixels, decoded, stored
+from legr_cli.training.pixels import Pixels, decoded, read_image, stored
 from legr_cli.training.sources import Listing, Split, find
 
 VALIDATION = 0.1  # of the training images, never trained on
@@ -57,6 +57,11 @@ class Feed:
     std: tuple[float, ...]
     flip: bool  # whether training mirrors images
 
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.shape))
+        numbers = (",".join(f"{x:g}" for x in side) for side in (self.mean, self.std))
+        return f"{size}, normalised by {':'.join(numbers)}"
+
     @property
     def statistics(self) -> dict[str, list[float]]:
         """As a network's file has them."""
@@ -73,6 +78,7 @@ class Data:
     validation: Part
     test: Part | None
     feed: Feed
+    native: tuple[int, int]  # width and height of the first image, as it lies there
     card: dict[str, Any]  # what tells this set and this split from others; stored with results
 
 
@@ -107,7 +113,27 @@ def open_data(
         },
     }
     feed = _feed(input_shape, known, kind.flip)
-    return Data(spec, source.classes, train, validation, parts.get("test"), feed, card)
+    native = _native(source.splits["train"])
+    return Data(spec, source.classes, train, validation, parts.get("test"), feed, native, card)
+
+
+def _native(split: Split) -> tuple[int, int]:
+    """Width and height of the first image."""
+    if isinstance(split, Listing):
+        return read_image(split.root / split.files[0], 3).size
+    return split.pixels.shape[3], split.pixels.shape[2]
+
+
+def doubts(data: Data) -> list[str]:
+    """What looks wrong with how the images are shown, for a user to read."""
+    width, height = data.native
+    if width >= data.feed.shape[2] or height >= data.feed.shape[1]:
+        return []
+    size = f"{data.feed.shape[0]}x{height}x{width}"
+    return [
+        f"the images are {width}x{height} and made larger for the network: if it was trained on "
+        f"them as they are, pass --input {size}"
+    ]
 
 
 def _feed(shape: tuple[int, ...], statistics: dict[str, Any], flip: bool) -> Feed:

@@ -42,7 +42,7 @@ def measure(
     score = dataclasses.asdict(evaluate(model, in_order(part, data.feed, batch_size, where)))
     score["loss"] = score["loss"] if math.isfinite(score["loss"]) else None
     dense = network.notes.get("dense_flops", flops)
-    return {**score, "flops": flops, "flops_share": flops / dense}
+    return {**score, "classes": len(data.classes), "flops": flops, "flops_share": flops / dense}
 
 
 def check_classes(model: torch.nn.Module, data: Data) -> None:

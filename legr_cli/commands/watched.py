@@ -1,0 +1,136 @@
+"""A search from its first candidate to its ranking, as people watch it."""
+
+import contextlib
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legr_cli import __version__
+
+if TYPE_CHECKING:
+    from legr_cli.search.learn import Found, Progress
+    from legr_cli.search.session import Session
+
+
+def watched_search(
+    session: "Session",
+    header: dict[str, Any],
+    out: Path,
+    resume: bool,
+    client: Any,
+    next_step: str,
+    as_json: bool,
+) -> None:
+    """Search, with something to look at, and write the ranking."""
+    from legr_cli.commands.live import Live
+    from legr_cli.files import staged
+    from legr_cli.ranking import write_ranking
+    from legr_cli.search.journal import history_of, journal
+    from legr_cli.search.learn import search
+
+    total = session.settings.candidates
+    path = history_of(out)
+    with contextlib.ExitStack() as stack:
+        book = stack.enter_context(journal(path, header, resume))
+        live = stack.enter_context(Live(total))
+        for text in _greeting(session, header["dense"], len(book.lines), resume):
+            live.say(text)
+        crew = session.crew(client)
+        stack.callback(crew.dismiss)
+
+        def watch(state: "Progress") -> None:
+            live.show(state)
+            if state.done == 1 and state.latest["accuracy"] < 2 / len(session.data.classes):
+                live.say(
+                    "that is near chance, so fitness will tell little: a higher --flops, more "
+                    "--steps or --fitness finetune tells more"
+                )
+
+        try:
+            found = search(session.known, session.settings, crew, book, watch, live.say)
+        except KeyboardInterrupt:
+            words = [word for word in sys.argv[1:] if word not in ("--resume", "--force")]
+            raise KeyboardInterrupt(
+                f"stopped after {len(book.lines)} of {total} candidates; go on with: "
+                f"{shlex.join(['legr', *words, '--resume'])}"
+            ) from None
+    ranking = session.ranking(found, header["dense"], path.name)
+    each = [line.get("seconds", 0.0) for line in book.lines.values()]
+    ranking.notes["seconds"] = round(sum(each), 1)
+    with staged() as files:
+        write_ranking(ranking, files.file(out))
+    _show(ranking.notes, found, out, path, next_step, as_json)
+
+
+def _greeting(
+    session: "Session", dense: dict[str, float], recorded: int, resume: bool
+) -> list[str]:
+    """What is searched, and what looks wrong with it."""
+    from legr_cli.training.data import doubts
+
+    settings, total = session.settings, session.settings.candidates
+    lines = [
+        f"{session.known.network.arch} on {session.data.feed}: {dense['accuracy']:.2%} of "
+        f"{dense['images']} validation images, which legr never trains on",
+        *doubts(session.data),
+    ]
+    if dense["accuracy"] < 1.5 / len(session.data.classes):
+        lines.append(
+            "that is no better than chance: is it the right --data, --normalize, --input and "
+            "checkpoint?"
+        )
+    if recorded == total:
+        lines.append(f"all {total} candidates are in the history: nothing is left to try")
+    elif resume:
+        lines.append(
+            f"{recorded} of {total} candidates are in the history: going on"
+            if recorded
+            else "nothing was found to resume: beginning"
+        )
+    return [*lines, f"candidates are compared at {settings.flops:.0%} of its FLOPs"]
+
+
+def _show(
+    notes: dict[str, Any],
+    found: "Found",
+    out: Path,
+    history: Path,
+    next_step: str,
+    as_json: bool,
+) -> None:
+    """What was gained, and the ranking's name on stdout; or everything as JSON."""
+    from legr_cli.commands import show
+
+    facts = {key: notes[key] for key in ("dense", "identity", "best", "seconds", "settings")}
+    if as_json:
+        show.emit(
+            {
+                "legr": __version__,
+                "ranking": str(out),
+                "history": str(history),
+                "cached": found.cached,
+                **facts,
+            }
+        )
+        return
+    table = show.table(
+        "accuracy on the validation images", "network", "accuracy", "loss", left=("network",)
+    )
+    share = f"{notes['settings']['flops']:.0%} FLOPs"
+    for name, key in (
+        ("dense", "dense"),
+        (f"{share}, α = 1, κ = 0", "identity"),
+        (f"{share}, learned", "best"),
+    ):
+        loss = facts[key]["loss"]
+        table.add_row(name, f"{facts[key]['accuracy']:.2%}", "" if loss is None else f"{loss:.4f}")
+    screen = show.console()
+    screen.print(table)
+    screen.print(
+        f"{notes['settings']['candidates']} candidates, {facts['seconds']:.0f} s of work; "
+        f"{found.cached} repeats took the fitness of an earlier one that keeps the same channels",
+        style="dim",
+    )
+    screen.print(f"next: {next_step}", style="dim", soft_wrap=True)
+    show.line(str(out))
