@@ -1,6 +1,7 @@
 """The `legr` command. Nothing heavy is imported before a command runs."""
 
 import inspect as inspection
+import io
 import re
 import sys
 import warnings
@@ -26,6 +27,10 @@ class _Edge(TyperGroup):
             return super().invoke(ctx)
         except LegrError as error:
             typer.echo(f"legr: {error}", err=True)
+            raise typer.Exit(1) from error
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            typer.echo(f"legr: {where}{error.strerror or error}", err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as stop:
             typer.echo(f"legr: {str(stop) or 'stopped'}", err=True)
@@ -77,4 +82,7 @@ def main() -> None:
     """The console script: the app, without the warnings of the libraries that it calls."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without α shows a question mark
     app(prog_name="legr")

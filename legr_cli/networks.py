@@ -166,9 +166,10 @@ def _card(spec: str, header: str) -> dict[str, Any]:
             )
         arch = Arch(data["arch"], dict(data["options"]), data["classes"])
         shape = tuple(data["input"])
-        kept = data["kept"]
+        kept, notes = data["kept"], data.get("notes") or {}
         sound = (
-            isinstance(arch.name, str)
+            isinstance(notes, dict)
+            and isinstance(arch.name, str)
             and isinstance(arch.classes, int | None)
             and 2 <= len(shape) <= 4
             and all(type(side) is int and 1 <= side <= _LARGEST_SIDE for side in shape)
@@ -178,7 +179,7 @@ def _card(spec: str, header: str) -> dict[str, Any]:
         raise CheckpointError(f"{spec} has a damaged header: {error!r}") from error
     if not sound:
         raise CheckpointError(f"{spec} has a damaged header: a value of the wrong kind")
-    return {"arch": arch, "input": shape, "kept": kept, "notes": dict(data.get("notes") or {})}
+    return {"arch": arch, "input": shape, "kept": kept, "notes": notes}
 
 
 def _is_list_of_channels(line: Any) -> bool:

@@ -138,6 +138,7 @@ class Prune:
             raise SettingError("a target is given twice")
 
 
+MANY, LARGEST_SEED = 10**6, 2**63 - 1
 FITNESS = {"finetune": 200, "bn": 8, "none": 0}  # kind → batches to adapt on
 
 
@@ -166,17 +167,20 @@ class Search:
     def __post_init__(self) -> None:
         Target("flops", self.flops)
         check_min_keep(self.min_keep)
-        for name, least in (
-            ("candidates", 1),
-            ("sample", 1),
-            ("workers", 1),
-            ("batch_size", 2),
-            ("val_images", 1),
-            ("seed", 0),
-            ("steps", 0),
+        for name, least, most in (
+            ("candidates", 1, MANY),
+            ("population", 1, MANY),
+            ("sample", 1, MANY),
+            ("workers", 1, 1024),
+            ("batch_size", 2, MANY),
+            ("val_images", 1, MANY),
+            ("seed", 0, LARGEST_SEED),
+            ("steps", 0, MANY),
         ):
             if (value := getattr(self, name)) < least:
                 raise SettingError(f"{_option(name)} must be at least {least}, got {value}")
+            if value > most:
+                raise SettingError(f"{_option(name)} must be at most {most}, got {value}")
         if self.population < self.sample:
             raise SettingError(
                 f"--population {self.population} is smaller than --sample {self.sample}: "

@@ -1,6 +1,8 @@
 """The search around evolution: the window, lost workers, the journal."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +13,7 @@ import nets
 import numpy as np
 import pytest
 
-from legr_cli.errors import SearchError
+from legr_cli.errors import OutputError, SearchError
 from legr_cli.models.registry import Arch
 from legr_cli.networks import Channels, Network
 from legr_cli.pruning import Study, study
@@ -30,6 +32,8 @@ HEADER = {
     "data": {"sha256": "ab", "images": {"train": 9}, "split": {"sha256": "cd"}},
     "statistics": {"mean": [0.5], "std": [0.5]},
 }
+
+LINE = {"candidate": 0, "accuracy": 0.5, "loss": 1.0, "cached": False, "flops": 7}
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +163,7 @@ def test_an_error_of_a_candidate_is_not_hidden(known: Study, tmp_path: Path) -> 
     def wrong(channels: Channels) -> Outcome:
         raise ZeroDivisionError("of the test")
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SearchError, match="candidate 0 cannot be tried: ZeroDivisionError: of the"):
         run(known, tmp_path / "h.jsonl", crew(wrong))
 
 
@@ -216,7 +220,7 @@ def other(**changes: object) -> dict:
 def test_another_search_is_not_resumed(header: dict, message: str, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     with journal(path, HEADER, resume=False) as book:
-        book.add({"candidate": 0})
+        book.add(LINE)
     before = path.read_bytes()
     with pytest.raises(SearchError, match=message), journal(path, header, resume=True):
         pass
@@ -227,16 +231,30 @@ def test_damage_is_named(known: Study, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     run(known, path, crew(), Search(**{**SETTINGS.__dict__, "candidates": 5}))
     lines = path.read_text().splitlines(keepends=True)
-    for number, damage in ((3, "{]\n"), (4, "7\n"), (5, lines[1])):
+    wrong = [
+        {**json.loads(lines[3]), **change}
+        for change in (
+            {"accuracy": "x"},
+            {"accuracy": 7},
+            {"loss": "1"},
+            {"candidate": -1},
+            {"candidate": True},
+            {"cached": None},
+            {"flops": []},
+        )
+    ]
+    damages = [(3, "{]\n"), (4, "7\n"), (5, lines[1]), *((4, json.dumps(x) + "\n") for x in wrong)]
+    for number, damage in damages:
         path.write_text("".join([*lines[: number - 1], damage, *lines[number:]]))
         with (
             pytest.raises(SearchError, match=f"line {number} is damaged"),
             journal(path, HEADER, True),
         ):
             pass
-    path.write_text('{"format": "legr-history", "version": 9}\n')
-    with pytest.raises(SearchError, match="no history that this legr reads"):
-        read_header(path)
+    for text in ('{"format": "legr-history", "version": 9}\n', "a note of mine", "[1]\n", "{}\n"):
+        path.write_text(text)
+        with pytest.raises(SearchError, match=r"no history that this legr reads|is damaged"):
+            read_header(path)
 
 
 def test_a_changed_history_is_refused(known: Study, tmp_path: Path) -> None:
@@ -253,7 +271,7 @@ def test_a_changed_history_is_refused(known: Study, tmp_path: Path) -> None:
 def test_two_searches_do_not_share_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     with journal(path, HEADER, resume=False) as book:
-        book.add({"candidate": 0})
+        book.add(LINE)
         with (
             pytest.raises(SearchError, match="another legr learn is writing"),
             journal(path, HEADER, True),
@@ -262,3 +280,33 @@ def test_two_searches_do_not_share_a_journal(tmp_path: Path) -> None:
     with journal(path, HEADER, resume=True) as again:
         assert isinstance(again, Journal)
         assert list(again.lines) == [0]
+
+
+def test_a_search_does_not_write_over_another(tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    with journal(path, HEADER, resume=False) as book:
+        book.add(LINE)
+    before = path.read_bytes()
+    with pytest.raises(OutputError, match="in the way"), journal(path, HEADER, resume=False):
+        pass
+    assert path.read_bytes() == before
+    with journal(path, HEADER, resume=False, force=True) as book:
+        assert book.lines == {}
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it."""
+    code = f"""
+import resource, signal
+from pathlib import Path
+from legr_cli.search.journal import journal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+with journal(Path({str(tmp_path / "h.jsonl")!r}), {HEADER!r}, resume=False) as book:
+    for number in range(99):
+        book.add(dict({LINE!r}, candidate=number))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "OutputError: cannot write" in done.stderr.splitlines()[-1]
+    with journal(tmp_path / "h.jsonl", HEADER, resume=True) as book:
+        assert len(book.lines) > 3

@@ -37,10 +37,14 @@ def evaluate(
         ),
     ] = False,
     seed: Annotated[
-        int, typer.Option(min=0, rich_help_panel=options.IMAGES, help="Of the images held out.")
+        int,
+        typer.Option(
+            min=0, max=2**63 - 1, rich_help_panel=options.IMAGES, help="Of the images held out."
+        ),
     ] = 0,
     batch_size: Annotated[
-        int, typer.Option(min=1, rich_help_panel=options.MACHINE, help="Images in a batch.")
+        int,
+        typer.Option(min=1, max=10**6, rich_help_panel=options.MACHINE, help="Images in a batch."),
     ] = 250,
     normalize: options.Normalize = None,
     download: options.Download = False,
@@ -75,6 +79,7 @@ def evaluate(
         for number, name in enumerate(models, 1):
             status.update(f"measuring {name} ({number} of {len(models)})")
             network = open_network(name, arch, classes, size)
+            network.model.float()  # images come in single precision
             known = given or network.notes.get("statistics")
             view = repr((network.input_shape, known))
             if view not in opened:

@@ -1,6 +1,7 @@
 """`legr learn`."""
 
 import contextlib
+import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -172,11 +173,12 @@ def learn(
     _check_out(out, resume, force)
     with contextlib.ExitStack() as stack:
         status = stack.enter_context(console().status("reading the network"))
-        client = stack.enter_context(connected(cluster)) if cluster else None
+        client = None if cluster is None else stack.enter_context(connected(cluster))
         if client is not None and workers is None:
             settings = replace(settings, workers=_cluster_size(client, out, resume))
         known = study(open_network(checkpoint, arch, classes, size))
         check_reach(known, settings)
+        known.network.model.float()  # images come in single precision
         status.update("reading the images")
         found = open_data(
             data,
@@ -194,23 +196,23 @@ def learn(
         words = ["legr", "prune", checkpoint]
         words += [str(x) for pair in given_of_network.items() if pair[1] for x in pair]
         words += ["--ranking", str(out), "--flops", "0.2:0.8:0.1", "--out", "nets"]
-        watched_search(session, header, out, resume, client, shlex.join(words), as_json)
+        watched_search(session, header, out, resume, force, client, shlex.join(words), as_json)
 
 
 def _check_out(out: Path, resume: bool, force: bool) -> None:
     """Say what is in the way before any work is done."""
-    from legr_cli.search.journal import history_of
+    from legr_cli.search.journal import history_of, read_header
 
     if resume and force:
         raise SettingError("--resume goes on, --force begins anew: choose one")
-    if out.is_dir() or out.suffix != ".json":
-        raise OutputError(f"--out {out}: name a file that ends in .json")
+    if out.suffix != ".json" or len(out.name) > 200 or out.is_dir():
+        raise OutputError(f"--out {out}: name a file that ends in .json (200 letters at most)")
     if not out.parent.is_dir():
         raise OutputError(f"--out {out}: the folder {out.parent} does not exist; create it first")
-    if resume or force:
-        return
+    if resume and out.exists() and read_header(history_of(out)) is None:
+        raise OutputError(f"{out} has no history beside it to go on with: --force begins anew")
     for path, what in ((out, "a ranking"), (history_of(out), "the history of a search")):
-        if path.exists():
+        if path.exists() and not (resume or force):
             raise OutputError(
                 f"{path} is in the way, {what}: --resume goes on with it if it was stopped, "
                 "--force begins anew, or choose another --out"
@@ -227,7 +229,7 @@ def _cluster_size(client: Any, out: Path, resume: bool) -> int:
     return max(1, sum(client.nthreads().values()))
 
 
-def _dense(session: "Session", out: Path, resume: bool, remote: bool) -> dict[str, float]:
+def _dense(session: "Session", out: Path, resume: bool, remote: bool) -> dict[str, Any]:
     """What the dense network reaches; a search that goes on has it in its history."""
     from legr_cli.search.journal import history_of, read_header
 
@@ -235,4 +237,5 @@ def _dense(session: "Session", out: Path, resume: bool, remote: bool) -> dict[st
     if header is not None and "dense" in header:
         return dict(header["dense"])
     score = session.dense(remote)
-    return {"accuracy": score.accuracy, "loss": score.loss, "images": score.images}
+    loss = score.loss if math.isfinite(score.loss) else None
+    return {"accuracy": score.accuracy, "loss": loss, "images": score.images}

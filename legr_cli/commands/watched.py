@@ -18,6 +18,7 @@ def watched_search(
     header: dict[str, Any],
     out: Path,
     resume: bool,
+    force: bool,
     client: Any,
     next_step: str,
     as_json: bool,
@@ -32,7 +33,7 @@ def watched_search(
     total = session.settings.candidates
     path = history_of(out)
     with contextlib.ExitStack() as stack:
-        book = stack.enter_context(journal(path, header, resume))
+        book = stack.enter_context(journal(path, header, resume, force))
         live = stack.enter_context(Live(total))
         for text in _greeting(session, header["dense"], len(book.lines), resume):
             live.say(text)
@@ -63,9 +64,7 @@ def watched_search(
     _show(ranking.notes, found, out, path, next_step, as_json)
 
 
-def _greeting(
-    session: "Session", dense: dict[str, float], recorded: int, resume: bool
-) -> list[str]:
+def _greeting(session: "Session", dense: dict[str, Any], recorded: int, resume: bool) -> list[str]:
     """What is searched, and what looks wrong with it."""
     from legr_cli.training.data import doubts
 

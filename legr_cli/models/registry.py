@@ -1,6 +1,7 @@
 """`--arch` → network: our own names, torchvision's, `timm:NAME` and the user's `module:factory`."""
 
 import ast
+import contextlib
 import functools
 import importlib
 import operator
@@ -100,10 +101,11 @@ def build(arch: Arch) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            model = factory(**options)
+            with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
+                model = factory(**options)
         except ModelError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = first_line(error)
             raise ModelError(f"--arch {arch} cannot be built: {reason}") from error
     if not isinstance(model, nn.Module):
@@ -170,8 +172,9 @@ def _own_factory(name: str) -> Callable[..., Any]:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = operator.attrgetter(attribute)(importlib.import_module(module_name))
-    except Exception as error:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = operator.attrgetter(attribute)(importlib.import_module(module_name))
+    except (Exception, SystemExit) as error:
         reason = first_line(error)
         raise ModelError(
             f"--arch {name} does not import: {reason}; it is looked for in this folder and on "

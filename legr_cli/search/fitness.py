@@ -15,7 +15,7 @@ import torch
 
 from legr_cli import __version__
 from legr_cli.channels import apply, couple
-from legr_cli.errors import SearchError
+from legr_cli.errors import LegrError, SearchError
 from legr_cli.networks import Channels, Network, kept_units, open_network, save_network
 from legr_cli.settings import Search
 from legr_cli.training.batches import endless, in_order
@@ -74,7 +74,11 @@ class Workbench:
         with tempfile.TemporaryDirectory(prefix="legr-") as folder:
             path = Path(folder, "network.safetensors")
             path.write_bytes(job.network)
-            network = open_network(str(path), job.arch)
+            try:
+                network = open_network(str(path), job.arch)
+            except LegrError as error:
+                reason = str(error).replace(str(path), "the network")
+                raise SearchError(f"in a worker: {reason}") from error
         self.job, self.device = job, choose(job.device, worker)
         self.units = couple(network.model, network.input_shape)
         if self.device.type == "cuda":
@@ -86,7 +90,10 @@ class Workbench:
         smaller = apply(self.units, kept_units(self.units, channels))
         smaller = smaller.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         cut = time.perf_counter()
-        self._adapt(smaller)
+        own = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=own):  # for dropout and the like
+            torch.manual_seed(self.job.settings.seed)
+            self._adapt(smaller)
         adapted = time.perf_counter()
         score = self._measure(smaller)
         end = time.perf_counter()
@@ -108,7 +115,7 @@ class Workbench:
         )
         few = itertools.islice(batches, settings.steps)
         if tuning:
-            train(model, few, sgd(model, settings.lr))
+            train(model.requires_grad_(True), few, sgd(model, settings.lr))
         else:
             recalibrate(model, few)
 

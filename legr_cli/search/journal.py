@@ -5,11 +5,14 @@ without a line are tried again. So what follows does not depend on when it was s
 """
 
 import contextlib
+import errno
 import json
+import math
 import os
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from legr_cli.errors import OutputError, SearchError, first_line
 
@@ -30,7 +33,7 @@ Line = dict[str, Any]
 class Journal:
     """An open journal; each line is on the disk before the search goes on."""
 
-    def __init__(self, file: BinaryIO, header: Line, lines: dict[int, Line]) -> None:
+    def __init__(self, file: FileIO, header: Line, lines: dict[int, Line]) -> None:
         self._file = file
         self.header, self.lines = header, lines
 
@@ -48,7 +51,7 @@ def history_of(ranking: Path) -> Path:
 def read_header(path: Path) -> Line | None:
     """What a journal says was searched; None if it does not exist or says nothing yet."""
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:
             return _read(path, file)[0]
     except FileNotFoundError:
         return None
@@ -57,15 +60,17 @@ def read_header(path: Path) -> Line | None:
 
 
 @contextlib.contextmanager
-def journal(path: Path, header: Line, resume: bool) -> Iterator[Journal]:
+def journal(path: Path, header: Line, resume: bool, force: bool = False) -> Iterator[Journal]:
     """Open a journal: a new one, or one of the same search to go on with."""
     header = {"format": FORMAT, "version": VERSION, **header}
     try:
-        file = path.open("r+b" if path.exists() else "w+b")
+        file = path.open("r+b" if path.exists() else "x+b", buffering=0)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
     with file:
         _lock(file, path)
+        if not resume and not force and path.stat().st_size:
+            raise OutputError(f"{path} is in the way: another search has begun there meanwhile")
         found, lines, end = _read(path, file) if resume else (None, {}, 0)
         if found is not None:
             _agree(path, found, json.loads(json.dumps(header)))
@@ -76,11 +81,12 @@ def journal(path: Path, header: Line, resume: bool) -> Iterator[Journal]:
         yield Journal(file, found or header, lines)
 
 
-def _write(file: BinaryIO, line: Line) -> None:
+def _write(file: FileIO, line: Line) -> None:
     """One line, all the way to the disk."""
+    raw = json.dumps(line, allow_nan=False).encode() + b"\n"
     try:
-        file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-        file.flush()
+        if file.write(raw) != len(raw):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(file.fileno())
     except OSError as error:
         raise OutputError(
@@ -88,7 +94,7 @@ def _write(file: BinaryIO, line: Line) -> None:
         ) from error
 
 
-def _lock(file: BinaryIO, path: Path) -> None:
+def _lock(file: FileIO, path: Path) -> None:
     """Two searches must not write one journal; the lock goes with the process."""
     try:
         import fcntl
@@ -102,23 +108,59 @@ def _lock(file: BinaryIO, path: Path) -> None:
         ) from None
 
 
-def _read(path: Path, file: BinaryIO) -> tuple[Line | None, dict[int, Line], int]:
+def _read(path: Path, file: FileIO) -> tuple[Line | None, dict[int, Line], int]:
     """Header, lines by candidate, and where the last whole line ends."""
-    *whole, torn = file.read().split(b"\n")
-    del torn  # what follows the last line's end: nothing, or half a line
+    *whole, torn = file.read().split(b"\n")  # torn: nothing, or half a line
     found = [_parsed(path, number, raw) for number, raw in enumerate(whole, 1)]
-    end = sum(len(raw) + 1 for raw in whole)
-    if not found:
+    begins = b'{"format": "' + FORMAT.encode()
+    if not found and torn[: len(begins)] == begins[: len(torn)]:
         return None, {}, 0
-    header = found[0]
-    if header.get("format") != FORMAT or header.get("version") != VERSION:
+    if not found or not _is_header(found[0]):
         raise SearchError(f"{path} is no history that this legr reads: --force starts a new one")
-    lines = {}
+    header, lines = found[0], {}
     for number, line in enumerate(found[1:], 2):
-        if not isinstance(line.get("candidate"), int) or line["candidate"] in lines:
+        if not _is_sound(line, header["settings"]) or line["candidate"] in lines:
             raise SearchError(f"{path}, line {number} is damaged: --force starts a new search")
         lines[line["candidate"]] = line
-    return header, lines, end
+    return header, lines, sum(len(raw) + 1 for raw in whole)
+
+
+def _is_header(line: Line) -> bool:
+    """Whether a first line is one of ours."""
+    dense = line.get("dense", {"accuracy": 0, "loss": None, "images": 1})
+    return (
+        line.get("format") == FORMAT
+        and line.get("version") == VERSION
+        and isinstance(line.get("settings"), dict)
+        and isinstance(dense, dict)
+        and _is_share(dense.get("accuracy"))
+        and _is_loss(dense.get("loss"))
+        and type(dense.get("images")) is int
+    )
+
+
+def _is_sound(line: Line, settings: Line) -> bool:
+    """Whether a candidate's line has all that a search reads from it."""
+    number = line.get("candidate")
+    return (
+        type(number) is int
+        and 0 <= number < settings.get("candidates", math.inf)
+        and _is_share(line.get("accuracy"))
+        and _is_loss(line.get("loss"))
+        and type(line.get("cached")) is bool
+        and isinstance(line.get("flops"), int | None)
+        and isinstance(line.get("seconds", 0), int | float)
+    )
+
+
+def _is_share(value: Any) -> bool:
+    """Whether this is an accuracy."""
+    return isinstance(value, int | float) and 0 <= value <= 1
+
+
+def _is_loss(value: Any) -> bool:
+    """Whether this is a loss, or says that it was no number."""
+    return value is None or (isinstance(value, int | float) and abs(value) < math.inf)
 
 
 def _parsed(path: Path, number: int, raw: bytes) -> Line:

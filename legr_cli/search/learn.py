@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from legr_cli.errors import BudgetError, SearchError
+from legr_cli.errors import BudgetError, LegrError, SearchError, first_line
 from legr_cli.networks import Channels, kept_channels
 from legr_cli.pruning import Study, plans
 from legr_cli.ranking import Ranking, identity, spread
@@ -198,10 +198,10 @@ class _Run:
         future, trial.future = trial.future, None
         try:
             self._record(trial, future.result())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._lose(trial, error)
 
-    def _lose(self, trial: Trial, error: Exception) -> None:
+    def _lose(self, trial: Trial, error: BaseException) -> None:
         """Try again if it was the worker's fault."""
         number = trial.candidate.number
         if isinstance(error, torch.OutOfMemoryError):
@@ -209,8 +209,12 @@ class _Run:
                 "the device has too little memory: begin anew with --force and fewer --workers "
                 "or a smaller --batch-size"
             ) from error
-        if not is_loss(error) and not is_given_up(error):
+        if isinstance(error, LegrError):
             raise error
+        if not is_loss(error) and not is_given_up(error):
+            raise SearchError(
+                f"candidate {number} cannot be tried: {type(error).__name__}: {first_line(error)}"
+            ) from error
         trial.losses += 1
         if trial.losses > RETRIES or is_given_up(error):
             raise SearchError(

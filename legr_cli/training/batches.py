@@ -138,12 +138,14 @@ def _from_files(
     else:
         seed = int(torch.randint(2**62, (), generator=augment))
         steps = [v2.RandomResizedCrop(side)] + [v2.RandomHorizontalFlip()] * feed.flip
-    child = multiprocessing.current_process().daemon  # which may have no children of its own
+    alone = multiprocessing.current_process().daemon  # it may have no children of its own
+    fork = "fork" in multiprocessing.get_all_start_methods()
     loader: DataLoader = DataLoader(
         _Files(part, feed.shape[0], v2.Compose([*steps, v2.PILToTensor()]), seed),
         batch_size=size,
         sampler=order.tolist(),
-        num_workers=0 if child else torch.get_num_threads(),
+        num_workers=0 if alone else torch.get_num_threads(),
+        multiprocessing_context="fork" if fork and not alone else None,
         generator=torch.Generator(),
     )
     try:

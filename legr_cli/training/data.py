@@ -1,6 +1,7 @@
 """A data set made ready for a network: parts to train, validate and test on, and how to feed it."""
 
 import hashlib
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from legr_cli.errors import DataError, SettingError
-from legr_cli.training.pixels import Pixels, decoded, read_image, stored
+from legr_cli.training.pixels import Pixels, decoded, read_image, state_of, stored
 from legr_cli.training.sources import Listing, Split, find
 
 VALIDATION = 0.1  # of the training images, never trained on
@@ -104,7 +105,7 @@ def open_data(
     card = {
         "kind": name,
         "classes": len(source.classes),
-        "sha256": source.fingerprint(),
+        "sha256": _fingerprint(source.classes, train, validation),
         "images": {"train": len(train), "validation": len(validation)},
         "split": {
             "share": None if "val" in parts else VALIDATION,
@@ -124,6 +125,20 @@ def _native(split: Split) -> tuple[int, int]:
     return split.pixels.shape[3], split.pixels.shape[2]
 
 
+def _fingerprint(classes: tuple[str, ...], *parts: Part) -> str:
+    """sha256 over labels and pixels; of images too large for memory, over names and sizes."""
+    whole = hashlib.sha256(os.fsencode(repr(classes)))
+    for part in parts:
+        whole.update(part.labels.tobytes())
+        if part.pixels is not None:
+            whole.update(hashlib.sha256(part.pixels.array[part.index].tobytes()).digest())
+            continue
+        for row in part.index:
+            name = part.files[row]
+            whole.update(os.fsencode(f"{name} {state_of(part.root / name).st_size}\n"))
+    return whole.hexdigest()
+
+
 def doubts(data: Data) -> list[str]:
     """What looks wrong with how the images are shown, for a user to read."""
     width, height = data.native
@@ -140,9 +155,10 @@ def _feed(shape: tuple[int, ...], statistics: dict[str, Any], flip: bool) -> Fee
     """Statistics for as many channels as the network has; of grey images their mean."""
     try:
         mean, std = (tuple(float(x) for x in statistics[key]) for key in ("mean", "std"))
-        if len(mean) != len(std) or len(mean) not in (1, 3) or not min(std) > 0:
+        sound = np.isfinite([*mean, *std]).all() and min(std) > 0
+        if len(mean) != len(std) or len(mean) not in (1, 3) or not sound:
             raise ValueError
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         raise DataError(
             f"the network's file has statistics that make no sense ({statistics}): pass --normalize"
         ) from None

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from legr_cli.errors import ModelError, first_line
 from legr_cli.training.batches import Batch
 
 _NORMS = nn.modules.batchnorm._BatchNorm
@@ -59,6 +60,17 @@ def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> None:
     model.eval()
 
 
+def _logits(model: nn.Module, images: Tensor) -> Tensor:
+    """What the network says; if it cannot, an error that says so."""
+    try:
+        return model(images).float()
+    except torch.OutOfMemoryError as error:
+        raise ModelError("the device has too little memory: pass a smaller --batch-size") from error
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+        size = "x".join(map(str, images.shape))
+        raise ModelError(f"the network fails on images of {size}: {first_line(error)}") from error
+
+
 @torch.inference_mode()
 def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Score:
     """Accuracy and loss; the device is asked for numbers once, at the end."""
@@ -66,7 +78,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Score:
     rows: list[Tensor] = []
     count = 0
     for images, labels in batches:
-        logits = model(images).float()
+        logits = _logits(model, images)
         first = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
         loss = F.cross_entropy(logits, labels, reduction="sum")
         rows.append(torch.stack([first[:, 0].sum(), first.any(1).sum(), loss]))

@@ -42,8 +42,8 @@ class Pixels:
 
 def cache_folder() -> Path:
     """Where decoded images are kept: `$LEGR_CACHE`, or legr's folder in the user's cache."""
-    if "LEGR_CACHE" in os.environ:
-        return Path(os.environ["LEGR_CACHE"])
+    if named := os.environ.get("LEGR_CACHE"):
+        return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "legr"
 
 
@@ -51,7 +51,9 @@ def read_image(path: Path, channels: int) -> Image.Image:
     """An image file as it is, grey or in colour."""
     try:
         with Image.open(path) as found:
-            return found.convert("L" if channels == 1 else "RGB")
+            deep = found.mode.startswith("I;16") or found.mode == "I"
+            image = Image.fromarray((np.asarray(found) >> 8).astype(np.uint8)) if deep else found
+            return image.convert("L" if channels == 1 else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(
             f"{path} is no readable image ({first_line(error)}): replace or remove it"
@@ -67,6 +69,14 @@ def decode(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
+def state_of(path: Path) -> os.stat_result:
+    """Size and time of a file that must be there."""
+    try:
+        return path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}: replace or remove it") from error
+
+
 def decoded(root: Path, files: tuple[str, ...], shape: tuple[int, ...]) -> Pixels:
     """All of these images, decoded the first time and mapped after that."""
 
@@ -78,8 +88,8 @@ def decoded(root: Path, files: tuple[str, ...], shape: tuple[int, ...]) -> Pixel
 
     stamp = hashlib.sha256(repr((str(root.resolve()), shape)).encode())
     for name in files:
-        state = (root / name).stat()
-        stamp.update(f"{name} {state.st_size} {state.st_mtime_ns}\n".encode())
+        state = state_of(root / name)
+        stamp.update(os.fsencode(f"{name} {state.st_size} {state.st_mtime_ns}\n"))
     return stored(stamp.hexdigest(), (len(files), *shape), fill)
 
 
@@ -87,7 +97,7 @@ def stored(key: str, shape: tuple[int, ...], fill: Callable[[np.ndarray], None])
     """The bytes kept under this key; made by `fill` if there are none."""
     folder = _folder()
     path = folder / f"images-{key[:32]}.npy"
-    with contextlib.suppress(OSError, ValueError):  # none yet, or half of a full disk's
+    with contextlib.suppress(Exception):  # there is none, or it is damaged: make it
         found = Pixels.map(path)
         if found.array.shape == shape and found.array.dtype == np.uint8:
             return found
@@ -95,6 +105,7 @@ def stored(key: str, shape: tuple[int, ...], fill: Callable[[np.ndarray], None])
     os.close(handle)
     try:
         array = open_memmap(name, "w+", np.uint8, shape)
+        _reserve(Path(name))
         fill(array)
         array.flush()
         Path(name).replace(path)
@@ -106,6 +117,13 @@ def stored(key: str, shape: tuple[int, ...], fill: Callable[[np.ndarray], None])
     finally:
         Path(name).unlink(missing_ok=True)
     return Pixels.map(path)
+
+
+def _reserve(path: Path) -> None:
+    """Take the room on the disk now: a mapped file that finds none later kills the process."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 @functools.cache

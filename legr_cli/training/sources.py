@@ -1,8 +1,7 @@
 """`--data` → images by class: each kind of data set, and the layouts in which it is found."""
 
-import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files as packaged
 from pathlib import Path
@@ -23,14 +22,6 @@ class Listing:
     files: tuple[str, ...]  # relative to root
     labels: np.ndarray
 
-    def sign(self) -> bytes:
-        """What tells this listing from another, wherever it lies."""
-        lines = (
-            f"{label} {name} {(self.root / name).stat().st_size}\n"
-            for name, label in zip(self.files, self.labels.tolist(), strict=True)
-        )
-        return "".join(lines).encode()
-
 
 @dataclass(frozen=True)
 class Arrays:
@@ -38,10 +29,6 @@ class Arrays:
 
     pixels: np.ndarray
     labels: np.ndarray
-
-    def sign(self) -> bytes:
-        """What tells these images from others."""
-        return hashlib.sha256(self.pixels.tobytes() + self.labels.tobytes()).digest()
 
 
 Split = Listing | Arrays
@@ -53,13 +40,6 @@ class Source:
 
     classes: tuple[str, ...]
     splits: dict[str, Split]
-
-    def fingerprint(self) -> str:
-        """sha256 over what is in the set."""
-        whole = hashlib.sha256(repr(self.classes).encode())
-        for name in sorted(self.splits):
-            whole.update(name.encode() + self.splits[name].sign())
-        return whole.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -84,30 +64,32 @@ def _folders(root: Path, names: dict[str, str]) -> Source:
     return Source(classes, splits)
 
 
-def _classes(folder: Path) -> tuple[str, ...]:
-    """The class folders of a training folder."""
+def _class_folders(folder: Path) -> tuple[str, ...]:
+    """The folders in a folder, by name."""
     with os.scandir(folder) as entries:
-        found = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        found = (e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        return tuple(sorted(found))
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    """The classes of a training folder."""
+    found = _class_folders(folder)
     if not found:
         raise DataError(f"{folder} is empty: it needs a folder of images for each class")
     if len(found) == 1:
         raise DataError(f"{folder} has one class only ({found[0]}): it takes two to tell apart")
-    return tuple(found)
+    return found
 
 
 def _listing(folder: Path, classes: tuple[str, ...]) -> Listing:
     """The images in each class's folder."""
-    strange = sorted(set(_classes(folder)) - set(classes))
+    strange = sorted(set(_class_folders(folder)) - set(classes))
     if strange:
         raise DataError(f"{folder} has a class '{strange[0]}' that the training folder has not")
-    names, labels = [], []
+    names: list[str] = []
+    labels: list[int] = []
     for label, name in enumerate(classes):
-        inside = sorted(
-            str(Path(at, file).relative_to(folder))
-            for at, _, found in os.walk(folder / name, followlinks=True)
-            for file in found
-            if Path(file).suffix.lower() in _SUFFIXES
-        )
+        inside = sorted(str(path.relative_to(folder)) for path in _images(folder / name))
         if not inside and folder.name == "train":
             raise DataError(f"{folder / name} has no images: fill the folder or remove it")
         names += inside
@@ -115,6 +97,15 @@ def _listing(folder: Path, classes: tuple[str, ...]) -> Listing:
     if not names:
         raise DataError(f"{folder} has no images")
     return Listing(folder, tuple(names), np.array(labels, np.int64))
+
+
+def _images(folder: Path) -> Iterator[Path]:
+    """All images below a folder; one that links to itself is not walked twice."""
+    seen = set()
+    for at, inner, found in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(at))
+        inner[:] = [name for name in inner if os.path.realpath(Path(at, name)) not in seen]
+        yield from (Path(at, name) for name in found if Path(name).suffix.lower() in _SUFFIXES)
 
 
 def _folder(root: Path) -> Source:
@@ -175,8 +166,12 @@ def _cub200(root: Path) -> Source:
         if absent is not None:
             raise DataError(f"{root / 'images' / absent} is missing")
         numbers = np.array([label for _, label in chosen], np.int64)
-        splits[split] = Listing(root / "images", tuple(name for name, _ in chosen), numbers)
-    return Source(tuple(classes[key].strip() for key in sorted(classes, key=int)), splits)
+        if len(numbers):
+            splits[split] = Listing(root / "images", tuple(name for name, _ in chosen), numbers)
+    names = tuple(classes[key].strip() for key in sorted(classes, key=int))
+    if "train" not in splits or not all(0 <= label < len(names) for _, label, _ in rows):
+        raise DataError(f"{root} is no complete CUB-200-2011: no training images, or odd classes")
+    return Source(names, splits)
 
 
 def _digits(_root: Path) -> Source:
@@ -241,10 +236,14 @@ def find(spec: str, download: bool = False) -> tuple[str, Kind, Source]:
         return name, kind, kind.read(Path())
     if not folder:
         raise DataError(f"--data {spec}: say where it is, as {name}:DIR; in DIR {kind.layout}")
-    root = Path(folder).expanduser()
+    try:
+        root = Path(folder).expanduser()
+        there = root.is_dir()
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"--data {spec[:80]}: {first_line(error)}") from error
     if download:
         _download(kind, name, root)
-    if not root.is_dir():
+    if not there and not download:
         get = f"; get it from {kind.where}" if kind.where else ""
         raise DataError(f"--data {spec}: {root} is no folder; expected in it: {kind.layout}{get}")
     if not _looks_right(name, root):
