@@ -1,7 +1,9 @@
 """Data sets in all their layouts, the split, and what reaches the network."""
 
 import hashlib
+import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -296,3 +298,55 @@ def test_statistics() -> None:
     for text in ("nope", "0.5,0.5:0.1,0.1", "0.5:0", "nan:1", "1,1,1:1", "0.5:inf"):
         with pytest.raises(SettingError, match="--normalize"):
             parse_statistics(text)
+
+
+def test_a_link_to_itself_is_not_walked_twice(tmp_path: Path) -> None:
+    folders(tmp_path)
+    (tmp_path / "train" / "cat" / "loop").symlink_to(tmp_path / "train" / "cat")
+    data = open_data(f"folder:{tmp_path}", (3, 32, 32), seed=0)
+    assert len(data.train) + len(data.validation) == 30
+
+
+def test_deep_and_odd_images(tmp_path: Path) -> None:
+    deep = (np.arange(32 * 32, dtype=np.uint16).reshape(32, 32) * 64).astype(np.uint16)
+    folders(tmp_path)
+    Image.fromarray(deep).save(tmp_path / "test" / "cat" / "000.png")
+    paint(tmp_path / "test" / "cat" / "001.png", mode="L", seed=5)
+    Image.new("RGBA", (32, 32), (10, 20, 30, 40)).save(tmp_path / "test" / "dog" / "000.png")
+    Image.new("CMYK", (32, 32)).save(tmp_path / "test" / "dog" / "001.jpg")
+    images, _ = all_images(
+        open_data(f"folder:{tmp_path}", (3, 32, 32), seed=0, statistics=NONE), "test"
+    )
+    assert np.array_equal((images[0, 0] * 255).round().numpy(), deep >> 8)
+    assert (images[2] * 255).round()[:, 0, 0].tolist() == [10, 20, 30]
+
+
+def test_names_of_any_bytes_and_links_to_nowhere(tmp_path: Path) -> None:
+    folders(tmp_path)
+    odd = os.fsdecode(bytes(tmp_path) + b"/train/cat/q\xff.png")
+    shutil.copy(tmp_path / "train" / "cat" / "000.png", odd)
+    assert len(open_data(f"folder:{tmp_path}", (3, 32, 32), seed=0).train) == 28
+    (tmp_path / "train" / "dog" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(DataError, match=r"gone\.png: No such file"):
+        open_data(f"folder:{tmp_path}", (3, 32, 32), seed=0)
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00v\x00{'descr"])
+def test_a_damaged_cache_is_made_anew(tmp_path: Path, damage: bytes) -> None:
+    folders(tmp_path)
+    data = open_data(f"folder:{tmp_path}", (3, 32, 32), seed=0)
+    wanted = np.array(data.train.pixels.array)
+    data.train.pixels.path.write_bytes(damage)
+    again = open_data(f"folder:{tmp_path}", (3, 32, 32), seed=0)
+    assert np.array_equal(again.train.pixels.array, wanted)
+
+
+def test_statistics_of_a_file_that_make_no_sense() -> None:
+    for wrong in (
+        {"mean": [0.5]},
+        {"mean": [float("nan")], "std": [1]},
+        {"mean": "x", "std": "y"},
+        7,
+    ):
+        with pytest.raises(DataError, match="make no sense"):
+            open_data("digits", (3, 32, 32), seed=0, statistics=wrong)

@@ -448,3 +448,120 @@ def test_fitness_near_chance_is_noticed(weights: Path, tmp_path: Path) -> None:
         app, ["learn", str(weights), *NET, *args, "--out", str(tmp_path / "r.json")]
     )
     assert "near chance" in result.stderr
+
+
+ODD = """
+import sys, torch
+from torch import nn
+from digits_net import build as plain
+def drop(num_classes=10):
+    return nn.Sequential(plain(num_classes)[:9], nn.Dropout(0.5), *plain(num_classes)[9:])
+def frozen(num_classes=10):
+    return plain(num_classes).requires_grad_(False)
+def half(num_classes=10):
+    return plain(num_classes).half()
+def loud(num_classes=10):
+    print("here I am")
+    return plain(num_classes)
+def leaving(num_classes=10):
+    sys.exit(0)
+class Moody(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = plain()
+    def forward(self, x):
+        return self.inner(x)[0]
+def moody(num_classes=10):
+    return Moody()
+"""
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Factories of odd networks, in the current folder."""
+    (tmp_path / "odd.py").write_text(ODD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def odd_learn(name: str, *args: object) -> tuple[int, str, str]:
+    command = ("learn", f"random:odd:{name}", "--input", "3x32x32", "--data", "digits", "--json")
+    few = ("--steps", 2, "--candidates", 2, "--align", 1, "--flops", 0.5)
+    result = runner.invoke(app, [str(arg) for arg in (*command, *few, *args)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("name", ["drop", "frozen", "half", "loud"])
+def test_odd_networks_are_learned_and_repeat(odd: Path, name: str) -> None:
+    found = []
+    for out in ("one.json", "two.json"):
+        code, printed, said = odd_learn(name, "--out", out)
+        assert code == 0, said
+        found.append(json.loads(printed)["best"])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("leaving", "odd:leaving cannot be built: 0"),
+        ("moody", "must give one tensor of images × classes"),
+        ("nobody", "odd:nobody does not import"),
+    ],
+)
+def test_odd_networks_that_cannot_be_learned(odd: Path, name: str, message: str) -> None:
+    code, printed, said = odd_learn(name, "--out", "r.json")
+    assert (code, printed) == (1, "")
+    assert message in said
+    assert not (odd / "r.history.jsonl").exists()
+
+
+def test_a_ranking_without_history_is_not_resumed(weights: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    out.write_text('{"precious": 1}')
+    args = ("learn", weights, *NET, *QUICK, "--candidates", 1, "--out", out, "--resume")
+    result = runner.invoke(app, [str(arg) for arg in args])
+    assert result.exit_code == 1
+    assert "has no history beside it" in result.stderr
+    assert out.read_text() == '{"precious": 1}'
+
+
+def test_changed_images_are_not_resumed(weights: Path, tmp_path: Path) -> None:
+    from test_data import paint
+
+    for label in range(10):
+        for i in range(10):
+            paint(tmp_path / "set" / "train" / f"c{label}" / f"{i}.bmp", seed=10 * label + i)
+    out = tmp_path / "r.json"
+    spec = ("--data", f"folder:{tmp_path / 'set'}", "--candidates", 3)
+    learn(weights, out, *spec)
+    paint(tmp_path / "set" / "train" / "c3" / "4.bmp", seed=999)  # of the same size
+    args = ("learn", weights, *NET, *QUICK, "--out", out, *spec, "--resume")
+    result = runner.invoke(app, [str(arg) for arg in args])
+    assert result.exit_code == 1
+    assert "is of another search: the data" in result.stderr
+
+
+def test_large_images_in_two_workers(weights: Path, tmp_path: Path) -> None:
+    """They are read by loader processes of each worker; killed, nobody is left."""
+    from test_data import folders
+
+    net = tmp_path / "net.pth"
+    torch.save(digits_net.build(3).state_dict(), net)
+    folders(tmp_path / "set", size=(110, 110))
+    args = ("--arch", NET[1], "--classes", 3, "--input", "3x100x100", "--workers", 2, *QUICK)
+    spec = ("--data", f"folder:{tmp_path / 'set'}", "--out", tmp_path / "r.json")
+    process = spawn(
+        *("legr_cli", "learn", net, *args, *spec, "--candidates", 500, "--align", 1),
+        start_new_session=True,
+    )
+    await_lines(tmp_path / "r.history.jsonl", 4)
+    process.kill()
+    process.communicate()
+    end = time.monotonic() + 20
+    with contextlib.suppress(ProcessLookupError):
+        while os.killpg(process.pid, 0) is None:
+            assert time.monotonic() < end, "a process is left behind"
+            time.sleep(0.1)

@@ -80,6 +80,7 @@ class Workbench:
                 reason = str(error).replace(str(path), "the network")
                 raise SearchError(f"in a worker: {reason}") from error
         self.job, self.device = job, choose(job.device, worker)
+        network.model.float()  # images come in single precision
         self.units = couple(network.model, network.input_shape)
         if self.device.type == "cuda":
             torch.backends.cudnn.deterministic = True

@@ -28,7 +28,7 @@ class Pixels:
     @classmethod
     def map(cls, path: Path) -> "Pixels":
         """The bytes of a file, which are read when they are needed and shared by its readers."""
-        return cls(np.load(path, mmap_mode="c"), path)  # "c": writable for torch, never written
+        return cls(open_memmap(path, "c"), path)  # "c": writable for torch, never written
 
     def __reduce__(self) -> tuple[Callable[..., "Pixels"], tuple[Any, ...]]:
         return (Pixels, (self.array,)) if self.path is None else (Pixels.map, (self.path,))
