@@ -152,7 +152,7 @@ class Search:
     sample: int = 16  # S: of which the fittest is a parent
     mutate: float = 0.1  # u: share of the layers that change
     sigma: float = 1.0  # random walk of log α; κ walks by its layer's deviation × sigma
-    sigma_end: float = 0.2  # what sigma has shrunk to at the last candidate
+    sigma_end: float = 1.0  # what sigma has come to at the last candidate
     start: str = "identity"  # the first pool: mutations of α = 1, κ = 0, or all random
     fitness: str = "finetune"
     steps: int = FITNESS["finetune"]  # τ̂: batches to adapt on

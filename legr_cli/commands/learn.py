@@ -61,7 +61,7 @@ def learn(
     ] = 1.0,
     sigma_end: Annotated[
         float, typer.Option(rich_help_panel=_SEARCH, help="Size of a change at the end.")
-    ] = 0.2,
+    ] = 1.0,
     start: Annotated[
         str,
         typer.Option(
