@@ -24,7 +24,7 @@ from legr_cli.search.journal import journal
 from legr_cli.search.learn import Progress, search
 from legr_cli.search.session import Session
 from legr_cli.settings import FITNESS, Prune, Search, Target, parse_align
-from legr_cli.training.batches import endless
+from legr_cli.training.batches import endless, shuffled
 from legr_cli.training.data import open_data, parse_statistics
 from legr_cli.training.loop import sgd
 
@@ -94,7 +94,8 @@ def data_path(session: Session, steps: int = 8) -> None:
     """Share of a dense training step that its batch takes."""
     model = session.known.network.model.to(memory_format=torch.channels_last).train()
     optimizer = sgd(model, 0.01)
-    batches = endless(session.data.train, session.data.feed, 128, CPU, torch.Generator())
+    part, feed, generator = session.data.train, session.data.feed, torch.Generator()
+    batches = endless(lambda: shuffled(part, feed, 128, CPU, generator))
     waits, works = [], []
     for _ in range(steps):
         start = time.perf_counter()

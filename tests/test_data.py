@@ -175,7 +175,7 @@ def test_validation_images_are_never_trained_on() -> None:
     data = open_data("digits", (3, 32, 32), seed=0)
     assert not set(data.train.index) & set(data.validation.index)
     generator = torch.Generator().manual_seed(0)
-    batches = endless(data.train, data.feed, 100, CPU, generator, augment=False)
+    batches = endless(lambda: shuffled(data.train, data.feed, 100, CPU, generator, augment=False))
     seen = {x.numpy().tobytes() for _ in range(26) for x in next(batches)[0]}
     held = {x.numpy().tobytes() for x in all_images(data, "validation")[0]}
     assert len(seen) > 1200
@@ -187,7 +187,7 @@ def test_shuffles_differ_and_repeat_with_the_seed() -> None:
 
     def labels(seed: int, epochs: int) -> list[int]:
         generator = torch.Generator().manual_seed(seed)
-        batches = endless(data.train, data.feed, 128, CPU, generator)
+        batches = endless(lambda: shuffled(data.train, data.feed, 128, CPU, generator))
         return [int(y) for _ in range(10 * epochs) for y in next(batches)[1]]
 
     two = labels(0, 2)

@@ -8,6 +8,7 @@ import itertools
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from legr_cli.channels import apply, couple
 from legr_cli.errors import LegrError, SearchError
 from legr_cli.networks import Channels, Network, kept_units, open_network, save_network
 from legr_cli.settings import Search
-from legr_cli.training.batches import endless, in_order
+from legr_cli.training.batches import Batch, endless, in_order, shuffled
 from legr_cli.training.data import Feed, Part
 from legr_cli.training.devices import choose
 from legr_cli.training.loop import Score, evaluate, recalibrate, sgd, train
@@ -106,15 +107,13 @@ class Workbench:
         if settings.fitness == "none" or not settings.steps:
             return
         tuning = settings.fitness == "finetune"
-        batches = endless(
-            job.train,
-            job.feed,
-            settings.batch_size,
-            self.device,
-            torch.Generator().manual_seed(settings.seed),
-            augment=tuning,
-        )
-        few = itertools.islice(batches, settings.steps)
+        generator = torch.Generator().manual_seed(settings.seed)
+
+        def epoch() -> Iterator[Batch]:
+            size, device = settings.batch_size, self.device
+            return shuffled(job.train, job.feed, size, device, generator, augment=tuning)
+
+        few = itertools.islice(endless(epoch), settings.steps)
         if tuning:
             train(model.requires_grad_(True), few, sgd(model, settings.lr))
         else:

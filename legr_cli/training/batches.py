@@ -6,7 +6,7 @@ that every device and every process sees the same batches.
 """
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,17 +41,10 @@ def shuffled(
     yield from _batches(part, feed, size, device, order, generator if augment else None)
 
 
-def endless(
-    part: Part,
-    feed: Feed,
-    size: int,
-    device: torch.device,
-    generator: torch.Generator,
-    augment: bool = True,
-) -> Iterator[Batch]:
-    """One shuffle after another."""
+def endless(epoch: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
+    """One epoch after another."""
     while True:
-        yield from shuffled(part, feed, size, device, generator, augment)
+        yield from epoch()
 
 
 def _batches(
