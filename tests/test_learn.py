@@ -340,6 +340,12 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "both": (("--resume", "--force"), "choose one"),
     "data": (("--data", "folder:no/such"), "is no folder"),
     "normalize": (("--normalize", "x"), "--normalize x: expected"),
+    "a huge seed": (("--seed", "9" * 30), "--seed must be at most"),
+    "a huge batch": (("--batch-size", "9" * 12), "--batch-size must be at most"),
+    "a long name": (("--out", "x" * 300 + ".json"), "200 letters at most"),
+    "a long folder": (("--data", "folder:" + "x" * 300), "File name too long"),
+    "nobody's home": (("--data", "folder:~nobody-at-all/x"), "--data folder:~nobody-at-all/x: "),
+    "no cluster": (("--cluster", ""), "does not answer"),
     "val images": (("--val-images", "0"), "--val-images must be at least 1"),
 }
 
@@ -565,3 +571,13 @@ def test_large_images_in_two_workers(weights: Path, tmp_path: Path) -> None:
         while os.killpg(process.pid, 0) is None:
             assert time.monotonic() < end, "a process is left behind"
             time.sleep(0.1)
+
+
+def test_a_network_that_gives_no_numbers(tmp_path: Path) -> None:
+    model = digits_net.build()
+    torch.nn.init.constant_(model[-1].bias, float("nan"))
+    torch.save(model.state_dict(), tmp_path / "nan.pth")
+    args = ("--candidates", 1, "--align", 1)
+    found = learn(tmp_path / "nan.pth", tmp_path / "r.json", *args)
+    assert found["dense"]["loss"] is None
+    assert found["best"]["loss"] is None
