@@ -23,7 +23,7 @@ from legr_cli.search.fitness import Workbench
 from legr_cli.search.journal import journal
 from legr_cli.search.learn import Progress, search
 from legr_cli.search.session import Session
-from legr_cli.settings import FITNESS, Prune, Search, Target, parse_align
+from legr_cli.settings import FITNESS, Search, parse_align
 from legr_cli.training.batches import endless, shuffled
 from legr_cli.training.data import open_data, parse_statistics
 from legr_cli.training.loop import sgd
@@ -79,8 +79,7 @@ def workers(session: Session, rounds: int = 2) -> None:
 def kinds(session: Session) -> None:
     """Seconds a candidate by kind of fitness."""
     known, settings = session.known, session.settings
-    cut = Prune(targets=(Target("flops", settings.flops),), align=settings.align)
-    [kept] = plans(known, identity(known.filters), cut)
+    [kept] = plans(known, identity(known.filters), settings.cut)
     seconds = {}
     for kind, steps in FITNESS.items():
         job = replace(session, settings=replace(settings, fitness=kind, steps=steps)).job()
@@ -113,12 +112,9 @@ def data_path(session: Session, steps: int = 8) -> None:
 
 def memory(session: Session) -> None:
     """What one more worker adds (proportional set size, so that shared pages count once)."""
-    [kept] = plans(
-        session.known,
-        identity(session.known.filters),
-        Prune(targets=(Target("flops", 0.2),), align=session.settings.align),
-    )
-    channels = kept_channels(session.known.units, kept)
+    known = session.known
+    [kept] = plans(known, identity(known.filters), session.settings.cut)
+    channels = kept_channels(known.units, kept)
     crew = processes(session.job(), 2, 1)
     for future in [crew.submit(channels) for _ in range(2)]:
         future.result()

@@ -53,6 +53,12 @@ def staged() -> Iterator[Staged]:
             folder.rmdir()
 
 
+def require_folder(out: Path) -> None:
+    """Say that there is no place for a result before any work is done."""
+    if not out.parent.is_dir():
+        raise OutputError(f"--out {out}: the folder {out.parent} does not exist; create it first")
+
+
 def _settle(path: Path) -> None:
     """Give a file the usual permissions and see it on the disk."""
     mask = os.umask(0)

@@ -115,7 +115,6 @@ def _carry_out_one(
         "dense_sha256": known.sha256,
         "dense_flops": known.flops,
         "dense_params": known.params,
-        **{key: ranking.notes[key] for key in ("statistics",) if key in ranking.notes},
         **network.notes,  # what is known of the dense network stays when a pruned one is cut again
         "legr": __version__,
         "target": {target.what: target.share},
@@ -125,6 +124,8 @@ def _carry_out_one(
         "align": settings.align.name,
         "min_keep": settings.min_keep,
     }
+    if "statistics" in ranking.notes:
+        notes.setdefault("statistics", ranking.notes["statistics"])
     channels = kept_channels(units, kept, network.kept)
     result = Network(smaller, network.arch, network.input_shape, channels, notes)
     return Pruned(target, result, flops, params, _widths(units, kept), difference)

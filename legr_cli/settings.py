@@ -116,12 +116,6 @@ def parse_input(text: str) -> tuple[int, ...]:
     return tuple(int(side) for side in text.split("x"))
 
 
-def check_min_keep(share: float) -> None:
-    """The protected share of a layer must be one."""
-    if not isinstance(share, int | float) or not 0 <= share <= 1:
-        raise SettingError(f"--min-keep must be from 0 to 1, got {share}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Prune:
     """The settings of a prune."""
@@ -133,7 +127,8 @@ class Prune:
     def __post_init__(self) -> None:
         if not self.targets:
             raise SettingError("no target: pass --flops 0.4 or --params 0.4")
-        check_min_keep(self.min_keep)
+        if not isinstance(self.min_keep, int | float) or not 0 <= self.min_keep <= 1:
+            raise SettingError(f"--min-keep must be from 0 to 1, got {self.min_keep}")
         if len({target.label for target in self.targets}) < len(self.targets):
             raise SettingError("a target is given twice")
 
@@ -165,8 +160,7 @@ class Search:
     workers: int = 1  # W: candidate e may depend on results up to e − W
 
     def __post_init__(self) -> None:
-        Target("flops", self.flops)
-        check_min_keep(self.min_keep)
+        _ = self.cut  # checks its share and --min-keep
         for name, least, most in (
             ("candidates", 1, MANY),
             ("population", 1, MANY),
@@ -178,9 +172,9 @@ class Search:
             ("steps", 0, MANY),
         ):
             if (value := getattr(self, name)) < least:
-                raise SettingError(f"{_option(name)} must be at least {least}, got {value}")
+                raise SettingError(f"{option(name)} must be at least {least}, got {value}")
             if value > most:
-                raise SettingError(f"{_option(name)} must be at most {most}, got {value}")
+                raise SettingError(f"{option(name)} must be at most {most}, got {value}")
         if self.population < self.sample:
             raise SettingError(
                 f"--population {self.population} is smaller than --sample {self.sample}: "
@@ -191,11 +185,17 @@ class Search:
                 raise SettingError(f"--{name} must be {' or '.join(choices)}, got {value}")
         for name in ("mutate", "sigma", "sigma_end", "lr"):
             if not 0 < (value := getattr(self, name)) < math.inf:
-                raise SettingError(f"{_option(name)} must be over 0, got {value}")
+                raise SettingError(f"{option(name)} must be over 0, got {value}")
         if self.mutate > 1:
             raise SettingError(f"--mutate is a share of the layers: at most 1, got {self.mutate}")
 
+    @property
+    def cut(self) -> Prune:
+        """How every candidate is cut."""
+        target = Target("flops", self.flops)
+        return Prune(targets=(target,), align=self.align, min_keep=self.min_keep)
 
-def _option(name: str) -> str:
+
+def option(name: str) -> str:
     """`batch_size` as the command line has it."""
     return "--" + name.replace("_", "-")

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import nets
@@ -65,7 +66,7 @@ def rows(found: Found) -> list[tuple[float, float]]:
 
 
 def test_same_answer_whatever_finishes_first(known: Study, tmp_path: Path) -> None:
-    settings = Search(**{**SETTINGS.__dict__, "workers": 4})
+    settings = replace(SETTINGS, workers=4)
     answers = []
     for seed in range(3):
         rng, lock, running, most = np.random.default_rng(seed), threading.Lock(), [0], [0]
@@ -93,7 +94,7 @@ def test_same_answer_whatever_finishes_first(known: Study, tmp_path: Path) -> No
 
 
 def test_a_candidate_sees_only_results_up_to_w_before_it(known: Study, tmp_path: Path) -> None:
-    settings = Search(**{**SETTINGS.__dict__, "workers": 5})
+    settings = replace(SETTINGS, workers=5)
     with ThreadPoolExecutor(5) as pool:
         run(known, tmp_path / "h.jsonl", crew(reach, pool), settings)
     lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()[1:]]
@@ -176,7 +177,7 @@ def test_a_loss_that_is_no_number_ranks_last(known: Study, tmp_path: Path) -> No
 
 
 def test_resumed_from_every_byte_it_is_the_same(known: Study, tmp_path: Path) -> None:
-    settings = Search(**{**SETTINGS.__dict__, "candidates": 12})
+    settings = replace(SETTINGS, candidates=12)
     path = tmp_path / "h.jsonl"
     wanted = rows(run(known, path, crew(), settings))
     whole = path.read_bytes()
@@ -229,7 +230,7 @@ def test_another_search_is_not_resumed(header: dict, message: str, tmp_path: Pat
 
 def test_damage_is_named(known: Study, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
-    run(known, path, crew(), Search(**{**SETTINGS.__dict__, "candidates": 5}))
+    run(known, path, crew(), replace(SETTINGS, candidates=5))
     lines = path.read_text().splitlines(keepends=True)
     wrong = [
         {**json.loads(lines[3]), **change}
@@ -259,7 +260,7 @@ def test_damage_is_named(known: Study, tmp_path: Path) -> None:
 
 def test_a_changed_history_is_refused(known: Study, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
-    settings = Search(**{**SETTINGS.__dict__, "candidates": 5})
+    settings = replace(SETTINGS, candidates=5)
     run(known, path, crew(), settings)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[3]["alpha"][0] += 0.5

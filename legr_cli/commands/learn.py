@@ -1,7 +1,6 @@
 """`legr learn`."""
 
 import contextlib
-import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from legr_cli.errors import OutputError, SettingError
 if TYPE_CHECKING:
     from legr_cli.search.session import Session
 
+Header = dict[str, Any] | None  # of a history, where there is one to go on with
 _SEARCH, _FITNESS = "The search", "The fitness of a candidate"
 
 
@@ -170,12 +170,12 @@ def learn(
     )
     given = parse_statistics(normalize) if normalize else None
     size = parse_input(input_shape) if input_shape else None
-    _check_out(out, resume, force)
+    then = _check_out(out, resume, force)
     with contextlib.ExitStack() as stack:
         status = stack.enter_context(console().status("reading the network"))
         client = None if cluster is None else stack.enter_context(connected(cluster))
         if client is not None and workers is None:
-            settings = replace(settings, workers=_cluster_size(client, out, resume))
+            settings = replace(settings, workers=_cluster_size(client, then))
         known = study(open_network(checkpoint, arch, classes, size))
         check_reach(known, settings)
         known.network.model.float()  # images come in single precision
@@ -190,7 +190,7 @@ def learn(
         check_classes(known.network.model, found)
         session = Session(known, found, settings, device)
         status.update("measuring the dense network")
-        header = {**session.header(), "dense": _dense(session, out, resume, client is not None)}
+        header = {**session.header(), "dense": _dense(session, then, client is not None)}
         status.stop()
         given_of_network = {"--arch": arch, "--classes": classes, "--input": input_shape}
         words = ["legr", "prune", checkpoint]
@@ -199,17 +199,18 @@ def learn(
         watched_search(session, header, out, resume, force, client, shlex.join(words), as_json)
 
 
-def _check_out(out: Path, resume: bool, force: bool) -> None:
-    """Say what is in the way before any work is done."""
+def _check_out(out: Path, resume: bool, force: bool) -> Header:
+    """Say what is in the way before any work is done; what the search to resume was begun with."""
+    from legr_cli.files import require_folder
     from legr_cli.search.journal import history_of, read_header
 
     if resume and force:
         raise SettingError("--resume goes on, --force begins anew: choose one")
     if out.suffix != ".json" or len(out.name) > 200 or out.is_dir():
         raise OutputError(f"--out {out}: name a file that ends in .json (200 letters at most)")
-    if not out.parent.is_dir():
-        raise OutputError(f"--out {out}: the folder {out.parent} does not exist; create it first")
-    if resume and out.exists() and read_header(history_of(out)) is None:
+    require_folder(out)
+    then = read_header(history_of(out)) if resume else None
+    if resume and then is None and out.exists():
         raise OutputError(f"{out} has no history beside it to go on with: --force begins anew")
     for path, what in ((out, "a ranking"), (history_of(out), "the history of a search")):
         if path.exists() and not (resume or force):
@@ -217,25 +218,21 @@ def _check_out(out: Path, resume: bool, force: bool) -> None:
                 f"{path} is in the way, {what}: --resume goes on with it if it was stopped, "
                 "--force begins anew, or choose another --out"
             )
+    return then
 
 
-def _cluster_size(client: Any, out: Path, resume: bool) -> int:
+def _cluster_size(client: Any, then: Header) -> int:
     """Workers of a cluster; for a search that goes on, as many as it was begun with."""
-    from legr_cli.search.journal import history_of, read_header
-
-    header = read_header(history_of(out)) if resume else None
-    if header is not None:
-        return int(header["settings"]["workers"])
+    if then is not None:
+        return int(then["settings"]["workers"])
     return max(1, sum(client.nthreads().values()))
 
 
-def _dense(session: "Session", out: Path, resume: bool, remote: bool) -> dict[str, Any]:
+def _dense(session: "Session", then: Header, remote: bool) -> dict[str, Any]:
     """What the dense network reaches; a search that goes on has it in its history."""
-    from legr_cli.search.journal import history_of, read_header
+    from legr_cli.training.loop import number
 
-    header = read_header(history_of(out)) if resume else None
-    if header is not None and "dense" in header:
-        return dict(header["dense"])
+    if then is not None and "dense" in then:
+        return dict(then["dense"])
     score = session.dense(remote)
-    loss = score.loss if math.isfinite(score.loss) else None
-    return {"accuracy": score.accuracy, "loss": loss, "images": score.images}
+    return {"accuracy": score.accuracy, "loss": number(score.loss), "images": score.images}

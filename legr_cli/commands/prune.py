@@ -113,6 +113,8 @@ def prune(
 
 def _check_out(out: Path, checkpoint: str, targets: int) -> None:
     """Say what is wrong with --out before any work is done."""
+    from legr_cli.files import require_folder
+
     try:
         out.exists()
     except OSError as error:
@@ -128,8 +130,7 @@ def _check_out(out: Path, checkpoint: str, targets: int) -> None:
         raise OutputError(f"--out {out} is a file, not a folder: name a .safetensors file")
     elif targets == 1 and not out.is_dir():
         raise OutputError(f"--out {out}: name a .safetensors file, or a folder that exists")
-    if not out.parent.is_dir():
-        raise OutputError(f"--out {out}: the folder {out.parent} does not exist; create it first")
+    require_folder(out)
 
 
 def _path(files: "Staged", out: Path, pruned: "Pruned") -> Path:
@@ -243,11 +244,13 @@ def _notes(
 
 def _unlike(known: "Study", settings: "Prune", learned: dict[str, Any]) -> list[str]:
     """Where the cut is not the one that the ranking was learned with."""
+    from legr_cli.settings import option
+
     then, size = learned.get("settings"), list(known.network.input_shape)
     then = {**(then if isinstance(then, dict) else {}), "input": learned.get("input", size)}
     now = {"align": settings.align.name, "min_keep": settings.min_keep, "input": size}
     return [
-        f"the ranking was learned with --{key.replace('_', '-')} {then[key]}, this is {value}"
+        f"the ranking was learned with {option(key)} {then[key]}, this is {value}"
         for key, value in now.items()
         if then.get(key, value) != value
     ]

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -41,8 +41,7 @@ class Job:
 
     def carried(self) -> "Job":
         """The same job for another machine."""
-        parts = self.train.carried(), self.validation.carried()
-        return Job(self.key, self.network, self.arch, *parts, self.feed, self.settings, self.device)
+        return replace(self, train=self.train.carried(), validation=self.validation.carried())
 
 
 @dataclass(frozen=True)

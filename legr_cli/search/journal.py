@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from legr_cli.errors import OutputError, SearchError, first_line
+from legr_cli.settings import option
 
 FORMAT, VERSION = "legr-history", 1
 MUST_AGREE = ("arch", "weights_sha256", "input", "settings", "data", "statistics")
@@ -33,9 +34,8 @@ Line = dict[str, Any]
 class Journal:
     """An open journal; each line is on the disk before the search goes on."""
 
-    def __init__(self, file: FileIO, header: Line, lines: dict[int, Line]) -> None:
-        self._file = file
-        self.header, self.lines = header, lines
+    def __init__(self, file: FileIO, lines: dict[int, Line]) -> None:
+        self._file, self.lines = file, lines
 
     def add(self, line: Line) -> None:
         """Record a candidate."""
@@ -78,7 +78,7 @@ def journal(path: Path, header: Line, resume: bool, force: bool = False) -> Iter
         file.truncate()  # a line that was being written when the search was killed
         if found is None:
             _write(file, header)
-        yield Journal(file, found or header, lines)
+        yield Journal(file, lines)
 
 
 def _write(file: FileIO, line: Line) -> None:
@@ -187,7 +187,7 @@ def _agree(path: Path, then: Line, now: Line) -> None:
             continue
         if key == "settings" and isinstance(old, dict):
             differs += [
-                f"--{name.replace('_', '-')} was {old.get(name)}, is {value}"
+                f"{option(name)} was {old.get(name)}, is {value}"
                 for name, value in new.items()
                 if old.get(name) != value
             ]

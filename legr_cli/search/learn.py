@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from legr_cli.channels.units import Kept
 from legr_cli.errors import BudgetError, LegrError, SearchError, first_line
-from legr_cli.networks import Channels, kept_channels
+from legr_cli.networks import kept_channels
 from legr_cli.pruning import Study, plans
 from legr_cli.ranking import Ranking, identity, spread
 from legr_cli.search.crew import Crew, is_given_up, is_loss
 from legr_cli.search.evolution import Candidate, Evolution, Fitness
 from legr_cli.search.fitness import Outcome
 from legr_cli.search.journal import Journal, Line
-from legr_cli.settings import Prune, Search, Target
+from legr_cli.settings import Search
+from legr_cli.training.loop import number
 
 RETRIES = 3  # of one candidate whose worker died
 
@@ -33,7 +35,7 @@ class Plan:
     """What a candidate keeps at ζ̂."""
 
     key: str
-    channels: Channels
+    kept: Kept
     flops: int
 
 
@@ -90,9 +92,8 @@ def search(
             watch(Progress(done, min(recorded, done), run.cached, line, run.best))
         if not run.all_asked:
             waiting.append(run.begin())
-    candidate, _ = run.evolution.best or (None, None)
-    assert candidate is not None
-    return Found(run.ranking(candidate), run.best, journal.lines[0], run.cached)
+    assert run.evolution.best is not None
+    return Found(run.ranking(run.evolution.best[0]), run.best, journal.lines[0], run.cached)
 
 
 class _Run:
@@ -110,11 +111,6 @@ class _Run:
         self.crew, self.journal, self.say = crew, journal, say
         rng = np.random.default_rng(settings.seed)
         self.evolution = Evolution(spread(known.filters), settings, rng)
-        self.prune = Prune(
-            targets=(Target("flops", settings.flops),),
-            align=settings.align,
-            min_keep=settings.min_keep,
-        )
         self.layers = identity(known.filters)
         self.seen: dict[str, Trial] = {}
         self.cached = 0
@@ -140,7 +136,7 @@ class _Run:
     def plan(self, candidate: Candidate) -> Plan | None:
         """The channels that a candidate keeps."""
         try:
-            [kept] = plans(self.known, self.ranking(candidate), self.prune)
+            [kept] = plans(self.known, self.ranking(candidate), self.settings.cut)
         except BudgetError:
             if candidate.number == 0:
                 raise  # nor will another reach it
@@ -148,7 +144,7 @@ class _Run:
         cost = self.known.cost
         flops = round(cost.of(cost.flops, cost.counts(kept)))
         key = hashlib.sha256(np.packbits(kept).tobytes()).hexdigest()
-        return Plan(key, kept_channels(self.known.units, kept), flops)
+        return Plan(key, kept, flops)
 
     def begin(self) -> Trial:
         """Ask for a candidate, and have it tried unless its outcome is known."""
@@ -230,7 +226,7 @@ class _Run:
         assert trial.plan is not None
         trial.shift = self.crew.shift
         try:
-            trial.future = self.crew.submit(trial.plan.channels)
+            trial.future = self.crew.submit(kept_channels(self.known.units, trial.plan.kept))
         except Exception as error:
             self._lose(trial, error)
 
@@ -246,8 +242,7 @@ class _Run:
         """Put a trial into the journal: what came of it, or of its twin, or that it has no plan."""
         values: dict[str, Any] = {"accuracy": 0.0, "loss": None}
         if isinstance(outcome, Outcome):
-            loss = outcome.loss if math.isfinite(outcome.loss) else None
-            values = {"accuracy": outcome.accuracy, "loss": loss}
+            values = {"accuracy": outcome.accuracy, "loss": number(outcome.loss)}
             for part in ("seconds", "adapt_seconds", "measure_seconds"):
                 values[part] = round(getattr(outcome, part), 4)
         elif outcome is not None:

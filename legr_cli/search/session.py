@@ -18,7 +18,7 @@ from legr_cli.search.crew import Crew, in_process, on_cluster, processes
 from legr_cli.search.fitness import Job, packed
 from legr_cli.search.journal import Line
 from legr_cli.search.learn import Found
-from legr_cli.settings import Prune, Search, Target
+from legr_cli.settings import Search
 from legr_cli.training.batches import in_order
 from legr_cli.training.data import Data, Part
 from legr_cli.training.devices import choose, cores
@@ -102,9 +102,7 @@ class Session:
 
 def check_reach(known: Study, settings: Search) -> None:
     """ζ̂ must be within reach, and BatchNorm there where its statistics are wanted."""
-    target = Target("flops", settings.flops)
-    cut = Prune(targets=(target,), align=settings.align, min_keep=settings.min_keep)
-    plans(known, identity(known.filters), cut)
+    plans(known, identity(known.filters), settings.cut)
     if settings.fitness == "bn" and not has_statistics(known.network.model):
         raise SettingError(
             "--fitness bn: this network has no BatchNorm; use --fitness finetune or none"

@@ -1,5 +1,6 @@
 """A data set made ready for a network: parts to train, validate and test on, and how to feed it."""
 
+import functools
 import hashlib
 import os
 from dataclasses import dataclass, replace
@@ -9,18 +10,19 @@ from typing import Any
 import numpy as np
 
 from legr_cli.errors import DataError, SettingError
+from legr_cli.models.registry import IMAGENET_STATISTICS
 from legr_cli.training.pixels import Pixels, decoded, read_image, state_of, stored
 from legr_cli.training.sources import Listing, Split, find
 
 VALIDATION = 0.1  # of the training images, never trained on
 LARGEST_SIDE, LARGEST_BYTES = 96, 4 << 30  # of what is kept in memory
 STATISTICS = {  # mean and deviation of the channels, of values from 0 to 1
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "digits": ((0.305,) * 3, (0.376,) * 3),
-    "half": ((0.5,) * 3, (0.5,) * 3),
-    "none": ((0.0,) * 3, (1.0,) * 3),
+    "imagenet": IMAGENET_STATISTICS,
+    "cifar10": {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]},
+    "cifar100": {"mean": [0.5071, 0.4865, 0.4409], "std": [0.2673, 0.2564, 0.2762]},
+    "digits": {"mean": [0.305] * 3, "std": [0.376] * 3},
+    "half": {"mean": [0.5] * 3, "std": [0.5] * 3},
+    "none": {"mean": [0.0] * 3, "std": [1.0] * 3},
 }
 
 
@@ -80,7 +82,22 @@ class Data:
     test: Part | None
     feed: Feed
     native: tuple[int, int]  # width and height of the first image, as it lies there
-    card: dict[str, Any]  # what tells this set and this split from others; stored with results
+    kind: str
+    split_by: dict[str, Any]  # share and seed of the validation images, if legr chose them
+
+    @functools.cached_property
+    def card(self) -> dict[str, Any]:
+        """What tells this set and this split from others; stored with results."""
+        return {
+            "kind": self.kind,
+            "classes": len(self.classes),
+            "sha256": _fingerprint(self.classes, self.train, self.validation),
+            "images": {"train": len(self.train), "validation": len(self.validation)},
+            "split": {
+                **self.split_by,
+                "sha256": hashlib.sha256(self.validation.index.tobytes()).hexdigest(),
+            },
+        }
 
 
 def open_data(
@@ -98,24 +115,15 @@ def open_data(
     name, kind, source = find(spec, download)
     parts = {key: _part(split, input_shape) for key, split in source.splits.items()}
     train, validation = parts["train"], parts.get("val")
+    own = validation is not None
     if validation is None:
         stays, held = split_off(train.labels, VALIDATION, seed)
         train, validation = train.pick(stays), train.pick(held)
-    known = statistics or dict(zip(("mean", "std"), STATISTICS[kind.statistics], strict=True))
-    card = {
-        "kind": name,
-        "classes": len(source.classes),
-        "sha256": _fingerprint(source.classes, train, validation),
-        "images": {"train": len(train), "validation": len(validation)},
-        "split": {
-            "share": None if "val" in parts else VALIDATION,
-            "seed": None if "val" in parts else seed,
-            "sha256": hashlib.sha256(validation.index.tobytes()).hexdigest(),
-        },
-    }
-    feed = _feed(input_shape, known, kind.flip)
+    feed = _feed(input_shape, statistics or STATISTICS[kind.statistics], kind.flip)
     native = _native(source.splits["train"])
-    return Data(spec, source.classes, train, validation, parts.get("test"), feed, native, card)
+    split_by = {"share": None, "seed": None} if own else {"share": VALIDATION, "seed": seed}
+    test = parts.get("test")
+    return Data(spec, source.classes, train, validation, test, feed, native, name, split_by)
 
 
 def _native(split: Split) -> tuple[int, int]:
@@ -153,18 +161,25 @@ def doubts(data: Data) -> list[str]:
 
 def _feed(shape: tuple[int, ...], statistics: dict[str, Any], flip: bool) -> Feed:
     """Statistics for as many channels as the network has; of grey images their mean."""
-    try:
-        mean, std = (tuple(float(x) for x in statistics[key]) for key in ("mean", "std"))
-        sound = np.isfinite([*mean, *std]).all() and min(std) > 0
-        if len(mean) != len(std) or len(mean) not in (1, 3) or not sound:
-            raise ValueError
-    except (TypeError, KeyError, ValueError, OverflowError):
+    found = _numbers(statistics)
+    if found is None:
         raise DataError(
             f"the network's file has statistics that make no sense ({statistics}): pass --normalize"
-        ) from None
+        )
+    mean, std = found
     if shape[0] == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     return Feed(shape, mean, std, flip)
+
+
+def _numbers(statistics: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and deviation, if they make sense: one or three of each, finite, deviations over 0."""
+    try:
+        mean, std = (tuple(float(x) for x in statistics[key]) for key in ("mean", "std"))
+    except (TypeError, KeyError, ValueError, OverflowError):
+        return None
+    fit = len(mean) == len(std) and len(mean) in (1, 3)
+    return (mean, std) if fit and np.isfinite([*mean, *std]).all() and min(std) > 0 else None
 
 
 def split_off(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -206,14 +221,11 @@ def _shared(pixels: np.ndarray, channels: int) -> Pixels:
 def parse_statistics(text: str) -> dict[str, list[float]]:
     """`imagenet`, `cifar10`, …, or means and deviations as `0.5,0.5,0.5:0.25,0.25,0.25`."""
     if text in STATISTICS:
-        return {key: list(x) for key, x in zip(("mean", "std"), STATISTICS[text], strict=True)}
-    try:
-        mean, std = (np.array([float(x) for x in side.split(",")]) for side in text.split(":"))
-    except ValueError:
-        mean = std = np.empty(0)
-    sound = np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()
-    if len(mean) == len(std) and len(mean) in (1, 3) and sound:
-        return {"mean": mean.tolist(), "std": std.tolist()}
+        return STATISTICS[text]
+    sides = [side.split(",") for side in text.split(":")]
+    found = _numbers(dict(zip(("mean", "std"), sides, strict=True))) if len(sides) == 2 else None
+    if found is not None:
+        return {"mean": list(found[0]), "std": list(found[1])}
     raise SettingError(
         f"--normalize {text}: expected {', '.join(STATISTICS)}, or means and deviations such as "
         "0.5,0.5,0.5:0.25,0.25,0.25"

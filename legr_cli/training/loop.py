@@ -1,16 +1,17 @@
 """The one way to train, to re-estimate BatchNorm statistics, and to measure."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from legr_cli.errors import ModelError, first_line
 from legr_cli.training.batches import Batch
-
-_NORMS = nn.modules.batchnorm._BatchNorm
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,11 @@ class Score:
     top5: float  # … is among the first five
     loss: float  # mean cross entropy
     images: int
+
+
+def number(loss: float) -> float | None:
+    """A loss as JSON has it: none if it is no number."""
+    return loss if math.isfinite(loss) else None
 
 
 def sgd(model: nn.Module, lr: float) -> torch.optim.SGD:
@@ -40,14 +46,19 @@ def train(model: nn.Module, batches: Iterable[Batch], optimizer: torch.optim.Opt
 
 def has_statistics(model: nn.Module) -> bool:
     """Whether there is any BatchNorm statistic to re-estimate."""
-    return any(isinstance(m, _NORMS) and m.track_running_stats for m in model.modules())
+    return bool(_norms(model))
+
+
+def _norms(model: nn.Module) -> list[_BatchNorm]:
+    """The layers that keep statistics of the images."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
 
 
 @torch.no_grad()
 def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> None:
     """Replace the BatchNorm statistics by their mean over these batches; nothing else changes."""
     model.eval()
-    norms = [m for m in model.modules() if isinstance(m, _NORMS) and m.track_running_stats]
+    norms = _norms(model)
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
@@ -60,10 +71,10 @@ def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> None:
     model.eval()
 
 
-def _logits(model: nn.Module, images: Tensor) -> Tensor:
+def answer(model: nn.Module, images: Tensor) -> Any:
     """What the network says; if it cannot, an error that says so."""
     try:
-        return model(images).float()
+        return model(images)
     except torch.OutOfMemoryError as error:
         raise ModelError("the device has too little memory: pass a smaller --batch-size") from error
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -78,7 +89,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Score:
     rows: list[Tensor] = []
     count = 0
     for images, labels in batches:
-        logits = _logits(model, images)
+        logits = answer(model, images).float()
         first = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
         loss = F.cross_entropy(logits, labels, reduction="sum")
         rows.append(torch.stack([first[:, 0].sum(), first.any(1).sum(), loss]))

@@ -2,19 +2,18 @@
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import torch
 
 from legr_cli.cost import count_flops
-from legr_cli.errors import DataError, ModelError, first_line
+from legr_cli.errors import DataError, ModelError
 from legr_cli.networks import Network
 from legr_cli.settings import FITNESS
 from legr_cli.training.batches import in_order, shuffled
 from legr_cli.training.data import Data
 from legr_cli.training.devices import choose
-from legr_cli.training.loop import evaluate, recalibrate
+from legr_cli.training.loop import answer, evaluate, number, recalibrate
 
 
 def measure(
@@ -40,7 +39,7 @@ def measure(
         some = shuffled(data.train, data.feed, 128, where, generator, augment=False)
         recalibrate(model, itertools.islice(some, FITNESS["bn"]))
     score = dataclasses.asdict(evaluate(model, in_order(part, data.feed, batch_size, where)))
-    score["loss"] = score["loss"] if math.isfinite(score["loss"]) else None
+    score["loss"] = number(score["loss"])
     dense = network.notes.get("dense_flops")
     if not isinstance(dense, int) or dense < 1:
         dense = flops
@@ -51,10 +50,7 @@ def check_classes(model: torch.nn.Module, data: Data) -> None:
     """The network must give one number for each class of the data."""
     batch = next(in_order(data.validation, data.feed, 2, torch.device("cpu")))[0]
     with torch.inference_mode():
-        try:
-            given = model(batch)
-        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise ModelError(f"the network fails on the images: {first_line(error)}") from error
+        given = answer(model, batch)
     if not isinstance(given, torch.Tensor) or given.ndim != 2:
         raise ModelError("the network must give one tensor of images × classes to be measured")
     if given.shape[1] != len(data.classes):

@@ -51,6 +51,7 @@ class Kind:
     flip: bool = True  # whether a mirrored image is of the same class
     layout: str = ""  # what a folder must look like
     where: str = ""  # where to get it
+    first: str = ""  # what is in the folder where train/ is not
     torchvision: str = ""  # its class there, where it can be fetched
 
 
@@ -188,23 +189,22 @@ def _digits(_root: Path) -> Source:
     return Source(tuple("0123456789"), splits)
 
 
-_CIFAR_LAYOUT = "torchvision's files ({}), or train/CLASS/*.png and test/CLASS/*.png"
+def _cifar_kind(name: str, first: str) -> Kind:
+    """CIFAR-10 or CIFAR-100, by its name in torchvision and the folder of its files."""
+    return Kind(
+        _cifar(name),
+        name.lower(),
+        layout=f"torchvision's files ({first}), or train/CLASS/*.png and test/CLASS/*.png",
+        where="https://www.cs.toronto.edu/~kriz/cifar.html, or pass --download",
+        first=first,
+        torchvision=name,
+    )
+
+
 KINDS = {
     "digits": Kind(_digits, "digits", flip=False),
-    "cifar10": Kind(
-        _cifar("CIFAR10"),
-        "cifar10",
-        layout=_CIFAR_LAYOUT.format("cifar-10-batches-py"),
-        where="https://www.cs.toronto.edu/~kriz/cifar.html, or pass --download",
-        torchvision="CIFAR10",
-    ),
-    "cifar100": Kind(
-        _cifar("CIFAR100"),
-        "cifar100",
-        layout=_CIFAR_LAYOUT.format("cifar-100-python"),
-        where="https://www.cs.toronto.edu/~kriz/cifar.html, or pass --download",
-        torchvision="CIFAR100",
-    ),
+    "cifar10": _cifar_kind("CIFAR10", "cifar-10-batches-py"),
+    "cifar100": _cifar_kind("CIFAR100", "cifar-100-python"),
     "imagenet": Kind(
         _imagenet,
         "imagenet",
@@ -216,6 +216,7 @@ KINDS = {
         "imagenet",
         layout="CUB_200_2011 as it was packed (images/, images.txt, …), or train/ and test/",
         where="https://www.vision.caltech.edu/datasets/cub_200_2011",
+        first="images.txt",
     ),
     "folder": Kind(
         _folder, "imagenet", layout="train/CLASS/*.jpg, and val/ and test/ if you have them"
@@ -246,22 +247,12 @@ def find(spec: str, download: bool = False) -> tuple[str, Kind, Source]:
     if not there and not download:
         get = f"; get it from {kind.where}" if kind.where else ""
         raise DataError(f"--data {spec}: {root} is no folder; expected in it: {kind.layout}{get}")
-    if not _looks_right(name, root):
+    if not (root / "train").is_dir() and not (kind.first and (root / kind.first).exists()):
         raise DataError(f"--data {spec}: expected in {root}: {kind.layout}")
     try:
         return name, kind, kind.read(root)
     except OSError as error:
         raise DataError(f"--data {spec}: {error.filename}: {error.strerror}") from error
-
-
-def _looks_right(name: str, root: Path) -> bool:
-    """Whether a folder has the first thing that its kind of set needs."""
-    first = {
-        "cifar10": "cifar-10-batches-py",
-        "cifar100": "cifar-100-python",
-        "cub200": "images.txt",
-    }
-    return (root / "train").is_dir() or (name in first and (root / first[name]).exists())
 
 
 def _download(kind: Kind, name: str, root: Path) -> None:
