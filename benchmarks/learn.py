@@ -15,16 +15,17 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
+from legr_cli.journal import journal
 from legr_cli.networks import kept_channels, open_network
 from legr_cli.pruning import plans, study
 from legr_cli.ranking import identity
 from legr_cli.search.crew import processes
 from legr_cli.search.fitness import Workbench
-from legr_cli.search.journal import journal
+from legr_cli.search.history import HISTORY
 from legr_cli.search.learn import Progress, search
 from legr_cli.search.session import Session
 from legr_cli.settings import FITNESS, Search, parse_align
-from legr_cli.training.batches import endless, shuffled
+from legr_cli.training.batches import Serving, endless, shuffled
 from legr_cli.training.data import open_data, parse_statistics
 from legr_cli.training.loop import sgd
 
@@ -40,7 +41,7 @@ def run(session: Session) -> list[tuple[float, dict]]:
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        journal(Path(folder, "h.jsonl"), session.header(), resume=False) as book,
+        journal(Path(folder, "h.jsonl"), HISTORY, session.header(), resume=False) as book,
     ):
         crew = session.crew()
         search(session.known, session.settings, crew, book, note, print)
@@ -94,7 +95,7 @@ def data_path(session: Session, steps: int = 8) -> None:
     model = session.known.network.model.to(memory_format=torch.channels_last).train()
     optimizer = sgd(model, 0.01)
     part, feed, generator = session.data.train, session.data.feed, torch.Generator()
-    batches = endless(lambda: shuffled(part, feed, 128, CPU, generator))
+    batches = endless(lambda: shuffled(part, Serving(feed, 128, CPU), generator))
     waits, works = [], []
     for _ in range(steps):
         start = time.perf_counter()

@@ -7,6 +7,7 @@ LegrError
 ├── RankingError      a ranking.json is damaged or of another network
 ├── DataError         a data set is missing, damaged or of other classes
 ├── SearchError       a search cannot go on, or not from where it stopped
+├── TrainingError     a training cannot go on, or not from where it stopped
 ├── BudgetError       no plan meets the target
 └── OutputError       a result cannot be written
 """
@@ -38,6 +39,10 @@ class DataError(LegrError):
 
 class SearchError(LegrError):
     """A search cannot go on, or not from where it stopped."""
+
+
+class TrainingError(LegrError):
+    """A training cannot go on, or not from where it stopped."""
 
 
 class BudgetError(LegrError):

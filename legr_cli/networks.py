@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.units import Kept
-from legr_cli.errors import CheckpointError, LegrError, ModelError, OutputError
+from legr_cli.errors import CheckpointError, LegrError, ModelError
 from legr_cli.models.registry import (
     Arch,
     build,
@@ -26,7 +24,7 @@ from legr_cli.models.registry import (
     parse_arch,
     torchvision_names,
 )
-from legr_cli.models.weights import StateDict, fill, read_weights
+from legr_cli.models.weights import StateDict, fill, read_weights, write_weights
 
 FORMAT, VERSION = "legr-model", 1
 _KEY = "legr"  # of the header's notes
@@ -234,16 +232,4 @@ def save_network(network: Network, temporary: Path) -> None:
         "kept": network.kept,
         "notes": network.notes,
     }
-    tensors: StateDict = {}
-    for name, tensor in network.model.state_dict().items():
-        own = tensor.detach().cpu().contiguous()
-        shared = any(
-            own.data_ptr() == other.data_ptr() for other in tensors.values() if own.numel()
-        )
-        tensors[name] = own.clone() if shared else own
-    try:
-        save_file(tensors, temporary, {_KEY: json.dumps(header)})  # one key: of two, any is first
-    except SafetensorError as error:
-        raise OutputError(
-            f"cannot write {temporary.parent}: {error}; nothing was changed"
-        ) from error
+    write_weights(network.model.state_dict(), {_KEY: json.dumps(header)}, temporary)

@@ -1,9 +1,11 @@
 """What a user can set: parsed and checked once, and stored with the result."""
 
+import itertools
 import math
 import platform
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -161,28 +163,23 @@ class Search:
 
     def __post_init__(self) -> None:
         _ = self.cut  # checks its share and --min-keep
-        for name, least, most in (
-            ("candidates", 1, MANY),
-            ("population", 1, MANY),
-            ("sample", 1, MANY),
-            ("workers", 1, 1024),
-            ("batch_size", 2, MANY),
-            ("val_images", 1, MANY),
-            ("seed", 0, LARGEST_SEED),
-            ("steps", 0, MANY),
-        ):
-            if (value := getattr(self, name)) < least:
-                raise SettingError(f"{option(name)} must be at least {least}, got {value}")
-            if value > most:
-                raise SettingError(f"{option(name)} must be at most {most}, got {value}")
+        _within(
+            self,
+            candidates=(1, MANY),
+            population=(1, MANY),
+            sample=(1, MANY),
+            workers=(1, 1024),
+            batch_size=(2, MANY),
+            val_images=(1, MANY),
+            seed=(0, LARGEST_SEED),
+            steps=(0, MANY),
+        )
         if self.population < self.sample:
             raise SettingError(
                 f"--population {self.population} is smaller than --sample {self.sample}: "
                 "parents are sampled from the population"
             )
-        for name, choices in (("fitness", tuple(FITNESS)), ("start", ("identity", "random"))):
-            if (value := getattr(self, name)) not in choices:
-                raise SettingError(f"--{name} must be {' or '.join(choices)}, got {value}")
+        _one_of(self, fitness=tuple(FITNESS), start=("identity", "random"))
         for name in ("mutate", "sigma", "sigma_end", "lr"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise SettingError(f"{option(name)} must be over 0, got {value}")
@@ -194,6 +191,85 @@ class Search:
         """How every candidate is cut."""
         target = Target("flops", self.flops)
         return Prune(targets=(target,), align=self.align, min_keep=self.min_keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The settings of a training; `recipes` has the paper's."""
+
+    recipe: str
+    epochs: int
+    lr: float  # the highest
+    schedule: str = "steps"  # or "one-cycle"
+    drops: tuple[int, ...] = ()  # steps: after so many epochs the rate falls …
+    drop_by: float = 10.0  # … by this factor
+    warmup: float = 0.0  # share of the training in which the rate rises to its highest
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4
+    batch_size: int = 128
+    patience: int = 0  # stop after so many epochs without a better one; 0: never
+    label_smoothing: float = 0.0
+    clip: float = 0.0  # largest norm of a gradient; 0: any
+    ema: float = 0.0  # decay of the moving average of the weights; 0: none
+    teacher_weight: float = 0.9  # of the teacher's answer in the loss, where there is a teacher
+    temperature: float = 4.0  # at which answers are compared
+    amp: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _within(
+            self,
+            epochs=(1, MANY),
+            batch_size=(2, MANY),
+            patience=(0, MANY),
+            seed=(0, LARGEST_SEED),
+            lr=(0, 1000),
+            drop_by=(1, 1e6),
+            warmup=(0, 0.99),
+            momentum=(0, 0.9999),
+            weight_decay=(0, 1000),
+            label_smoothing=(0, 0.99),
+            clip=(0, 1e9),
+            ema=(0, 0.999999),
+            teacher_weight=(0, 1),
+            temperature=(0.01, 1000),
+        )
+        if not self.lr:
+            raise SettingError("--lr must be over 0")
+        if self.nesterov and not self.momentum:
+            raise SettingError("--momentum 0 has no Nesterov form: pass --no-nesterov")
+        _one_of(self, schedule=("steps", "one-cycle"))
+        if any(b <= a for a, b in itertools.pairwise((0, *self.drops))):
+            raise SettingError(
+                f"--drops {','.join(map(str, self.drops))}: expected epochs from 1 in rising order"
+            )
+
+
+def parse_drops(text: str) -> tuple[int, ...]:
+    """`18,36,48`: epochs after which the learning rate falls; `none` for a constant rate."""
+    if text == "none":
+        return ()
+    if not re.fullmatch(r"\d{1,7}(,\d{1,7})*", text):
+        raise SettingError(f"--drops {text}: expected epochs such as 18,36,48, or none")
+    return tuple(int(epoch) for epoch in text.split(","))
+
+
+def _within(settings: Any, **limits: tuple[float, float]) -> None:
+    """Every number from its least to its most."""
+    for name, (least, most) in limits.items():
+        value = getattr(settings, name)
+        if not value >= least:
+            raise SettingError(f"{option(name)} must be at least {least}, got {value}")
+        if not value <= most:
+            raise SettingError(f"{option(name)} must be at most {most}, got {value}")
+
+
+def _one_of(settings: Any, **choices: tuple[str, ...]) -> None:
+    """Every word one of those that are known."""
+    for name, known in choices.items():
+        if (value := getattr(settings, name)) not in known:
+            raise SettingError(f"{option(name)} must be {' or '.join(known)}, got {value}")
 
 
 def option(name: str) -> str:

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from legr_cli.training.batches import shuffled
+from legr_cli.training.batches import Serving, shuffled
 from legr_cli.training.data import open_data
-from legr_cli.training.loop import sgd, train
+from legr_cli.training.loop import Trainer, sgd, train
 
 
 def build(num_classes: int = 10) -> nn.Module:
@@ -30,7 +30,8 @@ def trained() -> nn.Module:
     torch.manual_seed(0)
     model, device = build(), torch.device("cpu")
     data = open_data("digits", (3, 32, 32), seed=0)
+    serving = Serving(data.feed, 64, device)
     generator = torch.Generator().manual_seed(0)
     for lr in (*[0.1] * 6, *[0.02] * 3, 0.005):
-        train(model, shuffled(data.train, data.feed, 64, device, generator), sgd(model, lr))
+        train(Trainer(model, sgd(model, lr)), shuffled(data.train, serving, generator))
     return model

@@ -14,7 +14,7 @@ from PIL import Image
 
 from legr_cli.errors import DataError, SettingError
 from legr_cli.training import pixels
-from legr_cli.training.batches import crop_and_flip, endless, in_order, shuffled
+from legr_cli.training.batches import Serving, crop_and_flip, endless, in_order, shuffled
 from legr_cli.training.data import Data, open_data, parse_statistics, split_off
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def folders(root: Path, per_class: int = 10, size: tuple[int, int] = (32, 32)) -
 
 
 def all_images(data: Data, part: str, size: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
-    batches = list(in_order(getattr(data, part), data.feed, size, CPU))
+    batches = list(in_order(getattr(data, part), Serving(data.feed, size, CPU)))
     return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
 
 
@@ -102,7 +102,7 @@ def test_large_images_are_read_as_they_are_needed(tmp_path: Path) -> None:
     middle = torch.from_numpy(whole[8:113, 18:123].copy()).permute(2, 0, 1) / 255
     assert torch.allclose(images[3], middle, atol=1e-6)
     one, two = (
-        torch.cat([x for x, _ in shuffled(data.train, data.feed, 9, CPU, g)])
+        torch.cat([x for x, _ in shuffled(data.train, Serving(data.feed, 9, CPU), g)])
         for g in (torch.Generator().manual_seed(3), torch.Generator().manual_seed(3))
     )
     assert torch.equal(one, two)
@@ -175,7 +175,9 @@ def test_validation_images_are_never_trained_on() -> None:
     data = open_data("digits", (3, 32, 32), seed=0)
     assert not set(data.train.index) & set(data.validation.index)
     generator = torch.Generator().manual_seed(0)
-    batches = endless(lambda: shuffled(data.train, data.feed, 100, CPU, generator, augment=False))
+    batches = endless(
+        lambda: shuffled(data.train, Serving(data.feed, 100, CPU), generator, augment=False)
+    )
     seen = {x.numpy().tobytes() for _ in range(26) for x in next(batches)[0]}
     held = {x.numpy().tobytes() for x in all_images(data, "validation")[0]}
     assert len(seen) > 1200
@@ -187,7 +189,7 @@ def test_shuffles_differ_and_repeat_with_the_seed() -> None:
 
     def labels(seed: int, epochs: int) -> list[int]:
         generator = torch.Generator().manual_seed(seed)
-        batches = endless(lambda: shuffled(data.train, data.feed, 128, CPU, generator))
+        batches = endless(lambda: shuffled(data.train, Serving(data.feed, 128, CPU), generator))
         return [int(y) for _ in range(10 * epochs) for y in next(batches)[1]]
 
     two = labels(0, 2)
@@ -199,9 +201,12 @@ def test_shuffles_differ_and_repeat_with_the_seed() -> None:
 def test_crop_and_flip() -> None:
     images = torch.arange(1, 1 + 64 * 3 * 32 * 32).view(64, 3, 32, 32) % 251
     images = images.to(torch.uint8)
-    moved = crop_and_flip(images, True, torch.Generator().manual_seed(0))
+    draw = torch.Generator().manual_seed(0)
+    moves = torch.randint(9, (64, 2), generator=draw)
+    mirrored = torch.rand(64, generator=draw) < 0.5
+    moved = crop_and_flip(images, 4, moves, mirrored)
     padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
-    ways = set()
+    ways: list = []
     for before, after in zip(padded, moved, strict=True):
         found = [
             (y, x, mirror)
@@ -210,11 +215,11 @@ def test_crop_and_flip() -> None:
             for mirror in (False, True)
             if torch.equal(after.flip(2) if mirror else after, before[:, y : y + 32, x : x + 32])
         ]
-        assert len(found) == 1
-        ways.add(found[0])
+        assert found == [(*moves[len(ways)].tolist(), bool(mirrored[len(ways)]))]
+        ways.append(found[0])
     assert len(ways) > 40
     assert {mirror for _, _, mirror in ways} == {False, True}
-    still = crop_and_flip(images, False, torch.Generator().manual_seed(0))
+    still = crop_and_flip(images, 4, moves, None)
     assert not torch.equal(still, moved)
 
 

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from legr_cli.errors import OutputError, SearchError
+from legr_cli.journal import Journal, journal, read_header
 from legr_cli.models.registry import Arch
 from legr_cli.networks import Channels, Network
 from legr_cli.pruning import Study, study
 from legr_cli.search.crew import Crew, InProcess
 from legr_cli.search.fitness import Outcome
-from legr_cli.search.journal import Journal, journal, read_header
+from legr_cli.search.history import HISTORY
 from legr_cli.search.learn import Found, search
 from legr_cli.settings import Search
 
@@ -55,7 +56,7 @@ def crew(call: Callable[[Channels], Outcome] = reach, pool: Executor | None = No
 
 
 def run(known: Study, path: Path, workers: Crew, settings: Search = SETTINGS, **kw) -> Found:
-    with journal(path, HEADER, kw.get("resume", False)) as book:
+    with journal(path, HISTORY, HEADER, kw.get("resume", False)) as book:
         return search(
             known, settings, workers, book, kw.get("watch", lambda _: None), lambda _: None
         )
@@ -220,10 +221,10 @@ def other(**changes: object) -> dict:
 )
 def test_another_search_is_not_resumed(header: dict, message: str, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
-    with journal(path, HEADER, resume=False) as book:
+    with journal(path, HISTORY, HEADER, resume=False) as book:
         book.add(LINE)
     before = path.read_bytes()
-    with pytest.raises(SearchError, match=message), journal(path, header, resume=True):
+    with pytest.raises(SearchError, match=message), journal(path, HISTORY, header, resume=True):
         pass
     assert path.read_bytes() == before
 
@@ -249,13 +250,13 @@ def test_damage_is_named(known: Study, tmp_path: Path) -> None:
         path.write_text("".join([*lines[: number - 1], damage, *lines[number:]]))
         with (
             pytest.raises(SearchError, match=f"line {number} is damaged"),
-            journal(path, HEADER, True),
+            journal(path, HISTORY, HEADER, True),
         ):
             pass
     for text in ('{"format": "legr-history", "version": 9}\n', "a note of mine", "[1]\n", "{}\n"):
         path.write_text(text)
-        with pytest.raises(SearchError, match=r"no history that this legr reads|is damaged"):
-            read_header(path)
+        with pytest.raises(SearchError, match=r"no legr-history that this legr reads|is damaged"):
+            read_header(path, HISTORY)
 
 
 def test_a_changed_history_is_refused(known: Study, tmp_path: Path) -> None:
@@ -271,27 +272,30 @@ def test_a_changed_history_is_refused(known: Study, tmp_path: Path) -> None:
 
 def test_two_searches_do_not_share_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
-    with journal(path, HEADER, resume=False) as book:
+    with journal(path, HISTORY, HEADER, resume=False) as book:
         book.add(LINE)
         with (
             pytest.raises(SearchError, match="another legr learn is writing"),
-            journal(path, HEADER, True),
+            journal(path, HISTORY, HEADER, True),
         ):
             pass
-    with journal(path, HEADER, resume=True) as again:
+    with journal(path, HISTORY, HEADER, resume=True) as again:
         assert isinstance(again, Journal)
         assert list(again.lines) == [0]
 
 
 def test_a_search_does_not_write_over_another(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
-    with journal(path, HEADER, resume=False) as book:
+    with journal(path, HISTORY, HEADER, resume=False) as book:
         book.add(LINE)
     before = path.read_bytes()
-    with pytest.raises(OutputError, match="in the way"), journal(path, HEADER, resume=False):
+    with (
+        pytest.raises(OutputError, match="in the way"),
+        journal(path, HISTORY, HEADER, resume=False),
+    ):
         pass
     assert path.read_bytes() == before
-    with journal(path, HEADER, resume=False, force=True) as book:
+    with journal(path, HISTORY, HEADER, resume=False, force=True) as book:
         assert book.lines == {}
 
 
@@ -300,14 +304,15 @@ def test_a_full_disk(tmp_path: Path) -> None:
     code = f"""
 import resource, signal
 from pathlib import Path
-from legr_cli.search.journal import journal
+from legr_cli.journal import journal
+from legr_cli.search.history import HISTORY
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-with journal(Path({str(tmp_path / "h.jsonl")!r}), {HEADER!r}, resume=False) as book:
+with journal(Path({str(tmp_path / "h.jsonl")!r}), HISTORY, {HEADER!r}, resume=False) as book:
     for number in range(99):
         book.add(dict({LINE!r}, candidate=number))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "OutputError: cannot write" in done.stderr.splitlines()[-1]
-    with journal(tmp_path / "h.jsonl", HEADER, resume=True) as book:
+    with journal(tmp_path / "h.jsonl", HISTORY, HEADER, resume=True) as book:
         assert len(book.lines) > 3

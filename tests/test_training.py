@@ -16,7 +16,7 @@ from legr_cli.search.session import Session
 from legr_cli.settings import Search
 from legr_cli.training.data import open_data
 from legr_cli.training.devices import choose
-from legr_cli.training.loop import evaluate, has_statistics, recalibrate, sgd, train
+from legr_cli.training.loop import Trainer, evaluate, has_statistics, recalibrate, sgd, train
 
 
 def test_evaluate() -> None:
@@ -61,7 +61,7 @@ def test_one_step_of_the_papers_optimiser() -> None:
     model = nn.Linear(1, 2, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[0.7], [0.0]]))
-    train(model, [(torch.ones(1, 1), torch.tensor([0]))], sgd(model, 0.1))
+    train(Trainer(model, sgd(model, 0.1)), [(torch.ones(1, 1), torch.tensor([0]))])
     p = 1 / (1 + math.exp(-0.7))
     gradient = (p - 1) + 5e-4 * 0.7
     assert model.weight[0].item() == pytest.approx(0.7 - 0.1 * 1.9 * gradient, rel=1e-5)

@@ -202,14 +202,15 @@ def learn(
 def _check_out(out: Path, resume: bool, force: bool) -> Header:
     """Say what is in the way before any work is done; what the search to resume was begun with."""
     from legr_cli.files import require_folder
-    from legr_cli.search.journal import history_of, read_header
+    from legr_cli.journal import read_header
+    from legr_cli.search.history import HISTORY, history_of
 
     if resume and force:
         raise SettingError("--resume goes on, --force begins anew: choose one")
     if out.suffix != ".json" or len(out.name) > 200 or out.is_dir():
         raise OutputError(f"--out {out}: name a file that ends in .json (200 letters at most)")
     require_folder(out)
-    then = read_header(history_of(out)) if resume else None
+    then = read_header(history_of(out), HISTORY) if resume else None
     if resume and then is None and out.exists():
         raise OutputError(f"{out} has no history beside it to go on with: --force begins anew")
     for path, what in ((out, "a ranking"), (history_of(out), "the history of a search")):
@@ -230,9 +231,6 @@ def _cluster_size(client: Any, then: Header) -> int:
 
 def _dense(session: "Session", then: Header, remote: bool) -> dict[str, Any]:
     """What the dense network reaches; a search that goes on has it in its history."""
-    from legr_cli.training.loop import number
-
     if then is not None and "dense" in then:
         return dict(then["dense"])
-    score = session.dense(remote)
-    return {"accuracy": score.accuracy, "loss": number(score.loss), "images": score.images}
+    return session.dense(remote).line()

@@ -26,14 +26,15 @@ def watched_search(
     """Search, with something to look at, and write the ranking."""
     from legr_cli.commands.live import Live
     from legr_cli.files import staged
+    from legr_cli.journal import journal
     from legr_cli.ranking import write_ranking
-    from legr_cli.search.journal import history_of, journal
+    from legr_cli.search.history import HISTORY, history_of
     from legr_cli.search.learn import search
 
     total = session.settings.candidates
     path = history_of(out)
     with contextlib.ExitStack() as stack:
-        book = stack.enter_context(journal(path, header, resume, force))
+        book = stack.enter_context(journal(path, HISTORY, header, resume, force))
         live = stack.enter_context(Live(total))
         for text in _greeting(session, header["dense"], len(book.lines), resume):
             live.say(text)

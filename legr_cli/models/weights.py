@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 
-from legr_cli.errors import CheckpointError, first_line
+from legr_cli.errors import CheckpointError, OutputError, first_line
 from legr_cli.models.registry import TRAINING_ONLY, Arch, known_names, parse_arch
 
 PICKLED = (".pt", ".pth", ".th", ".t7", ".tar")
@@ -41,13 +42,13 @@ def read_weights(path: Path) -> tuple[StateDict, dict[str, str]]:
             f"{path} does not exist; a CHECKPOINT is a file, torchvision:NAME or random:NAME{hint}"
         )
     if path.suffix == SAFE:
-        return _read_safetensors(path)
+        return read_safetensors(path)
     if path.suffix in PICKLED:
         return _read_pickle(path), {}
     raise CheckpointError(f"{path}: unknown suffix; legr reads {', '.join((SAFE, *PICKLED))}")
 
 
-def _read_safetensors(path: Path) -> tuple[StateDict, dict[str, str]]:
+def read_safetensors(path: Path) -> tuple[StateDict, dict[str, str]]:
     """The tensors and notes of a .safetensors file, whose header its library checks."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -63,6 +64,22 @@ def _read_safetensors(path: Path) -> tuple[StateDict, dict[str, str]]:
     ) as error:
         raise CheckpointError(
             f"{path} is no sound safetensors file: {first_line(error)}"
+        ) from error
+
+
+def write_weights(weights: StateDict, notes: dict[str, str], temporary: Path) -> None:
+    """Write a .safetensors file that takes its place when complete."""
+    tensors: StateDict = {}
+    seen: set[int] = set()
+    for name, tensor in weights.items():
+        own = tensor.detach().cpu().contiguous()
+        tensors[name] = own.clone() if own.data_ptr() in seen else own  # tied: written twice
+        seen.add(own.data_ptr())
+    try:
+        save_file(tensors, temporary, notes)  # one note at most: of two, any comes first
+    except SafetensorError as error:
+        raise OutputError(
+            f"cannot write {temporary.parent}: {first_line(error)}; nothing was changed"
         ) from error
 
 

@@ -19,10 +19,10 @@ from legr_cli.channels import apply, couple
 from legr_cli.errors import LegrError, SearchError
 from legr_cli.networks import Channels, Network, kept_units, open_network, save_network
 from legr_cli.settings import Search
-from legr_cli.training.batches import Batch, endless, in_order, shuffled
+from legr_cli.training.batches import Batch, Serving, endless, in_order, shuffled
 from legr_cli.training.data import Feed, Part
 from legr_cli.training.devices import choose
-from legr_cli.training.loop import Score, evaluate, recalibrate, sgd, train
+from legr_cli.training.loop import Score, Trainer, evaluate, recalibrate, sgd, train
 
 
 @dataclass(frozen=True)
@@ -109,19 +109,20 @@ class Workbench:
         generator = torch.Generator().manual_seed(settings.seed)
 
         def epoch() -> Iterator[Batch]:
-            size, device = settings.batch_size, self.device
-            return shuffled(job.train, job.feed, size, device, generator, augment=tuning)
+            serving = Serving(job.feed, settings.batch_size, self.device)
+            return shuffled(job.train, serving, generator, augment=tuning)
 
         few = itertools.islice(endless(epoch), settings.steps)
         if tuning:
-            train(model.requires_grad_(True), few, sgd(model, settings.lr))
+            train(Trainer(model.requires_grad_(True), sgd(model, settings.lr)), few)
         else:
             recalibrate(model, few)
 
     def _measure(self, model: torch.nn.Module) -> Score:
         """Accuracy and loss on the images held out."""
         size = max(self.job.settings.batch_size, 250)
-        return evaluate(model, in_order(self.job.validation, self.job.feed, size, self.device))
+        serving = Serving(self.job.feed, size, self.device)
+        return evaluate(model, in_order(self.job.validation, serving))
 
 
 _benches: dict[str, Workbench] = {}  # of this process: one job at a time

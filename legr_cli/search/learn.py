@@ -17,13 +17,13 @@ import torch
 
 from legr_cli.channels.units import Kept
 from legr_cli.errors import BudgetError, LegrError, SearchError, first_line
+from legr_cli.journal import Journal, Line
 from legr_cli.networks import kept_channels
 from legr_cli.pruning import Study, plans
 from legr_cli.ranking import Ranking, identity, spread
 from legr_cli.search.crew import Crew, is_given_up, is_loss
 from legr_cli.search.evolution import Candidate, Evolution, Fitness
 from legr_cli.search.fitness import Outcome
-from legr_cli.search.journal import Journal, Line
 from legr_cli.settings import Search
 from legr_cli.training.loop import number
 

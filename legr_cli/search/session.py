@@ -12,14 +12,14 @@ import torch
 
 from legr_cli import __version__
 from legr_cli.errors import SettingError
+from legr_cli.journal import Line
 from legr_cli.pruning import Study, plans
 from legr_cli.ranking import Ranking, identity
 from legr_cli.search.crew import Crew, in_process, on_cluster, processes
 from legr_cli.search.fitness import Job, packed
-from legr_cli.search.journal import Line
 from legr_cli.search.learn import Found
 from legr_cli.settings import Search
-from legr_cli.training.batches import in_order
+from legr_cli.training.batches import Serving, in_order
 from legr_cli.training.data import Data, Part
 from legr_cli.training.devices import choose, cores
 from legr_cli.training.loop import Score, evaluate, has_statistics
@@ -69,7 +69,7 @@ class Session:
         device = choose("auto" if remote else self.device)  # a cluster's device may not be here
         model = self.known.network.model.to(device)
         part = _at_most(self.data, self.settings)
-        score = evaluate(model, in_order(part, self.data.feed, 250, device))
+        score = evaluate(model, in_order(part, Serving(self.data.feed, 250, device)))
         model.cpu()
         return score
 

@@ -7,6 +7,7 @@ that every device and every process sees the same batches.
 
 import multiprocessing
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,24 +22,41 @@ from legr_cli.training.pixels import read_image
 Batch = tuple[Tensor, Tensor]
 
 
-def in_order(part: Part, feed: Feed, size: int, device: torch.device) -> Iterator[Batch]:
+@dataclass(frozen=True)
+class Serving:
+    """How batches are made; of several processes, each takes its share of every batch."""
+
+    feed: Feed
+    size: int  # images in a batch, of all processes together
+    device: torch.device
+    rank: int = 0
+    ranks: int = 1
+    loaders: int | None = None  # processes that read files; as many as torch has threads
+
+    def share(self, rows: Tensor) -> Tensor:
+        """Of a batch, what is for this process."""
+        return rows[self.rank :: self.ranks]
+
+
+def in_order(part: Part, serving: Serving) -> Iterator[Batch]:
     """Every image once, as it is."""
-    yield from _batches(part, feed, size, device, torch.arange(len(part)), None)
+    yield from _batches(part, serving, torch.arange(len(part)), None)
 
 
 def shuffled(
-    part: Part,
-    feed: Feed,
-    size: int,
-    device: torch.device,
-    generator: torch.Generator,
-    augment: bool = True,
+    part: Part, serving: Serving, generator: torch.Generator, augment: bool = True
 ) -> Iterator[Batch]:
     """Every image once in random order; the rest that fills no batch is left out."""
     order = torch.randperm(len(part), generator=generator)
+    size = serving.size
     if len(order) >= size:
         order = order[: len(order) // size * size]
-    yield from _batches(part, feed, size, device, order, generator if augment else None)
+    yield from _batches(part, serving, order, generator if augment else None)
+
+
+def steps_in(part: Part, size: int) -> int:
+    """Batches that `shuffled` makes of this part."""
+    return max(1, len(part) // size)
 
 
 def endless(epoch: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
@@ -48,45 +66,47 @@ def endless(epoch: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
 
 
 def _batches(
-    part: Part,
-    feed: Feed,
-    size: int,
-    device: torch.device,
-    order: Tensor,
-    augment: torch.Generator | None,
+    part: Part, serving: Serving, order: Tensor, augment: torch.Generator | None
 ) -> Iterator[Batch]:
     """The images in this order."""
+    device = serving.device
     if part.pixels is None:
-        found = _from_files(part, feed, size, order, augment)
+        found = _from_files(part, serving, order, augment)
     else:
-        found = _from_memory(part, size, device, order)
+        found = _from_memory(part, serving, order, augment)
     for images, labels in found:
-        images = images.to(device, non_blocking=True)
-        if augment is not None and part.pixels is not None:
-            images = crop_and_flip(images, feed.flip, augment)
-        yield as_input(images, feed), labels.to(device, non_blocking=True)
+        images = as_input(images.to(device, non_blocking=True), serving.feed)
+        yield images, labels.to(device, non_blocking=True)
 
 
-def _from_memory(part: Part, size: int, device: torch.device, order: Tensor) -> Iterator[Batch]:
-    """Rows of the decoded images."""
+def _from_memory(
+    part: Part, serving: Serving, order: Tensor, augment: torch.Generator | None
+) -> Iterator[Batch]:
+    """Rows of the decoded images, moved and mirrored on the device."""
     assert part.pixels is not None
-    pixels = part.pixels.on(device)
+    pixels = part.pixels.on(serving.device)
     index, labels = torch.from_numpy(part.index), torch.from_numpy(part.labels)
-    for rows in order.split(size):
-        yield pixels.index_select(0, index[rows].to(device)), labels[rows]
+    for batch in order.split(serving.size):
+        rows = serving.share(batch)
+        images = pixels.index_select(0, index[rows].to(serving.device))
+        if augment is not None:  # drawn for the whole batch: the same for any number of processes
+            pad = max(1, images.shape[2] // 8)
+            moves = torch.randint(2 * pad + 1, (len(batch), 2), generator=augment)
+            coins = torch.rand(len(batch), generator=augment) < 0.5
+            mirrored = serving.share(coins) if serving.feed.flip else None
+            images = crop_and_flip(images, pad, serving.share(moves), mirrored)
+        yield images, labels[rows]
 
 
-def crop_and_flip(images: Tensor, flip: bool, generator: torch.Generator) -> Tensor:
-    """Shift each image by up to an eighth of its side, and mirror one in two."""
+def crop_and_flip(images: Tensor, pad: int, moves: Tensor, mirrored: Tensor | None) -> Tensor:
+    """Move each image down and right by −pad … pad, as `moves` − pad says, and mirror some."""
     count, _, height, width = images.shape
-    pad = max(1, height // 8)
     windows = F.pad(images, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
-    down, right = torch.randint(2 * pad + 1, (2, count), generator=generator).to(images.device)
+    down, right = moves.to(images.device).unbind(1)
     moved = windows[torch.arange(count, device=images.device), :, down, right]
-    if not flip:
+    if mirrored is None:
         return moved
-    mirrored = torch.rand(count, generator=generator).to(images.device) < 0.5
-    return torch.where(mirrored[:, None, None, None], moved.flip(3), moved)
+    return torch.where(mirrored.to(images.device)[:, None, None, None], moved.flip(3), moved)
 
 
 def as_input(images: Tensor, feed: Feed) -> Tensor:
@@ -119,11 +139,12 @@ class _Files(Dataset[Any]):
 
 
 def _from_files(
-    part: Part, feed: Feed, size: int, order: Tensor, augment: torch.Generator | None
+    part: Part, serving: Serving, order: Tensor, augment: torch.Generator | None
 ) -> Iterator[Batch]:
-    """Files, read by as many loader processes as this one has threads."""
+    """Files, read by loader processes."""
     from torchvision.transforms import v2
 
+    feed = serving.feed
     side = feed.shape[1:]
     if augment is None:
         seed = 0
@@ -133,12 +154,13 @@ def _from_files(
         steps = [v2.RandomResizedCrop(side)] + [v2.RandomHorizontalFlip()] * feed.flip
     alone = multiprocessing.current_process().daemon  # it may have no children of its own
     fork = "fork" in multiprocessing.get_all_start_methods()
+    loaders = torch.get_num_threads() if serving.loaders is None else serving.loaders
     loader: DataLoader = DataLoader(
         _Files(part, feed.shape[0], v2.Compose([*steps, v2.PILToTensor()]), seed),
-        batch_size=size,
-        sampler=order.tolist(),
-        num_workers=0 if alone else torch.get_num_threads(),
-        multiprocessing_context="fork" if fork and not alone else None,
+        batch_sampler=[serving.share(batch).tolist() for batch in order.split(serving.size)],
+        num_workers=0 if alone else loaders,
+        multiprocessing_context="fork" if fork and loaders and not alone else None,
+        pin_memory=serving.device.type == "cuda",
         generator=torch.Generator(),
     )
     try:

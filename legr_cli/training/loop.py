@@ -1,7 +1,7 @@
 """The one way to train, to re-estimate BatchNorm statistics, and to measure."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from legr_cli.errors import ModelError, first_line
 from legr_cli.training.batches import Batch
 
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of logits, images and labels
+
 
 @dataclass(frozen=True)
 class Score:
@@ -23,25 +25,82 @@ class Score:
     loss: float  # mean cross entropy
     images: int
 
+    def line(self) -> dict[str, Any]:
+        """As a journal has it."""
+        return {"accuracy": self.accuracy, "loss": number(self.loss), "images": self.images}
+
 
 def number(loss: float) -> float | None:
     """A loss as JSON has it: none if it is no number."""
     return loss if math.isfinite(loss) else None
 
 
-def sgd(model: nn.Module, lr: float) -> torch.optim.SGD:
-    """The paper's optimiser: Nesterov momentum 0.9, weight decay 5e-4."""
-    return torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
+def sgd(
+    model: nn.Module,
+    lr: float,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-4,
+    nesterov: bool = True,
+) -> torch.optim.SGD:
+    """The paper's optimiser."""
+    return torch.optim.SGD(
+        model.parameters(), lr, momentum, weight_decay=weight_decay, nesterov=nesterov
+    )
 
 
-def train(model: nn.Module, batches: Iterable[Batch], optimizer: torch.optim.Optimizer) -> None:
-    """One step for each batch."""
-    model.train()
-    for images, labels in batches:
-        optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-    model.eval()
+def cross_entropy(logits: Tensor, _images: Tensor, labels: Tensor) -> Tensor:
+    """The plain loss."""
+    return F.cross_entropy(logits, labels)
+
+
+class Trainer:
+    """A network and how it takes a step; in half precision where a type is named."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss = cross_entropy,
+        half: torch.dtype | None = None,
+        clip: float = 0.0,
+    ) -> None:
+        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.half, self.clip = half, clip
+        self.scaler = torch.amp.GradScaler(enabled=half == torch.float16)
+
+    def step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Learn from one batch; the logits and the loss before that."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(images.device.type, self.half, enabled=self.half is not None):
+            logits = answer(self.model, images)
+        logits = logits.float()
+        loss = self.loss(logits, images, labels)
+        self.scaler.scale(loss).backward()
+        if self.clip:
+            self.scaler.unscale_(self.optimizer)
+            found = (p for group in self.optimizer.param_groups for p in group["params"])
+            nn.utils.clip_grad_norm_(found, self.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return logits.detach(), loss.detach()
+
+
+def train(
+    trainer: Trainer,
+    batches: Iterable[Batch],
+    rate: Callable[[int], float] | None = None,
+    watch: Callable[[int, Tensor, Tensor, Tensor], None] | None = None,
+) -> None:
+    """One step for each batch; `rate` by its number, `watch` with logits, labels and loss."""
+    trainer.model.train()
+    for step, (images, labels) in enumerate(batches):
+        if rate is not None:
+            for group in trainer.optimizer.param_groups:
+                group["lr"] = rate(step)
+        logits, loss = trainer.step(images, labels)
+        if watch is not None:
+            watch(step, logits, labels, loss)
+    trainer.model.eval()
 
 
 def has_statistics(model: nn.Module) -> bool:
@@ -83,16 +142,25 @@ def answer(model: nn.Module, images: Tensor) -> Any:
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Score:
-    """Accuracy and loss; the device is asked for numbers once, at the end."""
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    together: Callable[[Tensor], Tensor] = lambda sums: sums,
+) -> Score:
+    """Accuracy and loss; the device is asked for numbers once, at the end.
+
+    `together` adds up the sums of several processes that share the images.
+    """
     model.eval()
     rows: list[Tensor] = []
-    count = 0
     for images, labels in batches:
+        if not len(labels):
+            continue  # this process has no share of a last, small batch
         logits = answer(model, images).float()
         first = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
         loss = F.cross_entropy(logits, labels, reduction="sum")
-        rows.append(torch.stack([first[:, 0].sum(), first.any(1).sum(), loss]))
-        count += len(labels)
-    right, near, lost = torch.stack(rows).cpu().double().sum(0).div(count).tolist()
-    return Score(right, near, lost, count)
+        count = torch.full_like(loss, len(labels))
+        rows.append(torch.stack([first[:, 0].sum(), first.any(1).sum(), loss, count]))
+    sums = torch.stack(rows).cpu().double().sum(0) if rows else torch.zeros(4, dtype=torch.double)
+    right, near, lost, images_seen = together(sums).tolist()
+    return Score(right / images_seen, near / images_seen, lost / images_seen, round(images_seen))

@@ -10,7 +10,7 @@ from legr_cli.cost import count_flops
 from legr_cli.errors import DataError, ModelError
 from legr_cli.networks import Network
 from legr_cli.settings import FITNESS
-from legr_cli.training.batches import in_order, shuffled
+from legr_cli.training.batches import Serving, in_order, shuffled
 from legr_cli.training.data import Data
 from legr_cli.training.devices import choose
 from legr_cli.training.loop import answer, evaluate, number, recalibrate
@@ -35,10 +35,9 @@ def measure(
     flops = count_flops(network.model, network.input_shape)
     model = network.model.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if recalibrated:
-        generator = torch.Generator().manual_seed(seed)
-        some = shuffled(data.train, data.feed, 128, where, generator, augment=False)
-        recalibrate(model, itertools.islice(some, FITNESS["bn"]))
-    score = dataclasses.asdict(evaluate(model, in_order(part, data.feed, batch_size, where)))
+        refresh(model, data, where, seed)
+    serving = Serving(data.feed, batch_size, where)
+    score = dataclasses.asdict(evaluate(model, in_order(part, serving)))
     score["loss"] = number(score["loss"])
     dense = network.notes.get("dense_flops")
     if not isinstance(dense, int) or dense < 1:
@@ -46,9 +45,16 @@ def measure(
     return {**score, "classes": len(data.classes), "flops": flops, "flops_share": flops / dense}
 
 
+def refresh(model: torch.nn.Module, data: Data, device: torch.device, seed: int) -> None:
+    """Re-estimate the BatchNorm statistics on 1,024 training images."""
+    generator = torch.Generator().manual_seed(seed)
+    some = shuffled(data.train, Serving(data.feed, 128, device), generator, augment=False)
+    recalibrate(model, itertools.islice(some, FITNESS["bn"]))
+
+
 def check_classes(model: torch.nn.Module, data: Data) -> None:
     """The network must give one number for each class of the data."""
-    batch = next(in_order(data.validation, data.feed, 2, torch.device("cpu")))[0]
+    batch = next(in_order(data.validation, Serving(data.feed, 2, torch.device("cpu"))))[0]
     with torch.inference_mode():
         given = answer(model, batch)
     if not isinstance(given, torch.Tensor) or given.ndim != 2:
