@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from legr_cli import __version__
 from legr_cli.commands.evaluate import evaluate
+from legr_cli.commands.finetune import finetune
 from legr_cli.commands.inspect import inspect
 from legr_cli.commands.learn import learn
 from legr_cli.commands.prune import prune
@@ -50,7 +51,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (learn, prune, evaluate, inspect):
+for command in (learn, prune, finetune, evaluate, inspect):
     app.command(help=unwrapped(command))(command)
 
 
@@ -70,8 +71,9 @@ def legr(
     """Small, fast ConvNets for every FLOP target, from one learned ranking.
 
     [bold]legr learn[/] finds out once which filters matter; [bold]legr prune[/] then writes real,
-    smaller networks for any target, offline and in seconds. [bold]legr evaluate[/] measures their
-    accuracy, [bold]legr inspect[/] shows what can be pruned and what cannot.
+    smaller networks for any target, offline and in seconds. [bold]legr finetune[/] trains them,
+    [bold]legr evaluate[/] measures their accuracy, [bold]legr inspect[/] shows what can be pruned
+    and what cannot.
 
     Results go to stdout, progress and notes to stderr. Exit codes: 0; 1 for an error, in one line
     that says what to do; 2 for unknown commands and options; 130 for Ctrl-C.

@@ -49,16 +49,22 @@ def open_network(
     arch: str | None = None,
     classes: int | None = None,
     input_shape: tuple[int, ...] | None = None,
+    seed: int = 0,
+    usual: Arch | None = None,
 ) -> Network:
-    """Open `torchvision:NAME[@WEIGHTS]`, `random:NAME`, a public checkpoint or a file of legr's."""
+    """Open `torchvision:NAME[@WEIGHTS]`, `random:NAME`, a public checkpoint or a file of legr's.
+
+    `usual` is the architecture where neither `arch` nor the file says, `seed` that of random
+    weights.
+    """
     given = parse_arch(arch, classes) if arch is not None else None
     if spec.startswith("random:"):
-        return _fresh(parse_arch(spec.removeprefix("random:"), classes), input_shape)
+        return _fresh(parse_arch(spec.removeprefix("random:"), classes), input_shape, seed)
     if spec.startswith("torchvision:"):
         return _torchvision(spec.removeprefix("torchvision:"), input_shape)
     weights, header = read_weights(Path(spec))
     if _KEY in header:
-        network = _saved(spec, weights, header[_KEY], given)
+        network = _saved(spec, weights, header[_KEY], given, usual)
         for option, asked, is_so in (
             ("--input", input_shape, network.input_shape),
             ("--classes", classes, network.arch.classes),
@@ -66,6 +72,7 @@ def open_network(
             if asked not in (None, is_so):
                 raise CheckpointError(f"{spec} has its own {option} ({is_so}): leave {option} out")
         return network
+    given = given or usual
     if given is None:
         raise CheckpointError(f"{spec} does not say which network it is of: pass --arch")
     network = _fresh(given, input_shape)
@@ -73,9 +80,9 @@ def open_network(
     return network
 
 
-def _fresh(arch: Arch, input_shape: tuple[int, ...] | None) -> Network:
+def _fresh(arch: Arch, input_shape: tuple[int, ...] | None, seed: int = 0) -> Network:
     """A network with its random weights."""
-    model = build(arch)
+    model = build(arch, seed)
     statistics = default_statistics(arch)
     notes = {"statistics": statistics} if statistics else {}
     return Network(model, arch, input_shape or default_input(arch, model), None, notes)
@@ -107,12 +114,14 @@ def _torchvision(text: str, input_shape: tuple[int, ...] | None) -> Network:
     return network
 
 
-def _saved(spec: str, weights: StateDict, header: str, given: Arch | None) -> Network:
+def _saved(
+    spec: str, weights: StateDict, header: str, given: Arch | None, usual: Arch | None
+) -> Network:
     """A network that legr wrote: built empty, cut as the header says, then filled."""
     card = _card(spec, header)
     arch: Arch = card["arch"]
     if arch.own:
-        if given is None or given.name != arch.name:
+        if arch.name not in (known.name for known in (given, usual) if known is not None):
             raise CheckpointError(
                 f"{spec} was made from your own factory: pass it again as --arch {arch.name} "
                 "(legr never imports code because a file says so)"

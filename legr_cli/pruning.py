@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -115,7 +116,7 @@ def _carry_out_one(
         "dense_sha256": known.sha256,
         "dense_flops": known.flops,
         "dense_params": known.params,
-        **network.notes,  # what is known of the dense network stays when a pruned one is cut again
+        **_lasting(network.notes),
         "legr": __version__,
         "target": {target.what: target.share},
         "flops": {"before": known.flops, "after": flops},
@@ -129,6 +130,11 @@ def _carry_out_one(
     channels = kept_channels(units, kept, network.kept)
     result = Network(smaller, network.arch, network.input_shape, channels, notes)
     return Pruned(target, result, flops, params, _widths(units, kept), difference)
+
+
+def _lasting(notes: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a network and stays true of one cut from it: not what it reached."""
+    return {key: value for key, value in notes.items() if key != "training"}
 
 
 def _checked(units: Units, kept: Kept, smaller: nn.Module, target: Target) -> float:

@@ -1,34 +1,31 @@
-"""A search as people watch it: a bar that moves, or a line now and then where nothing can move."""
+"""Long work as people watch it: a bar that moves, or a line now and then where nothing can move."""
 
+import shlex
+import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from legr_cli.commands.show import console
 
-if TYPE_CHECKING:
-    from legr_cli.search.learn import Progress as State
-
 _EVERY = 10.0  # seconds between lines
 
 
 class Live:
-    """Candidate n of E, best and latest, candidates an hour, time left, cache hits."""
+    """A title, a bar and some facts; nothing at all if it is quiet."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, quiet: bool = False) -> None:
         self.total, self.said = total, 0.0
-        self.first: tuple[float, int] | None = None  # when the first new candidate was done
-        self.screen = console()
+        self.screen = console(quiet=quiet)
         columns = (
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             BarColumn(max(4, min(30, self.screen.width - 90))),
             TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
         )
         self.bar = Progress(*columns, console=self.screen, transient=True)
-        self.task = self.bar.add_task("candidate 0", total=total, facts="")
+        self.task = self.bar.add_task("beginning", total=total, facts="")
 
     def __enter__(self) -> "Live":
         if self.screen.is_terminal:
@@ -48,33 +45,42 @@ class Live:
         """One line above the bar."""
         self.screen.print(text, style="dim")
 
-    def show(self, state: "State") -> None:
-        """The state of the search, now."""
-        now = time.monotonic()
-        if state.done > state.recorded and self.first is None:
-            self.first = now, state.done
-        rate = 0.0  # workers take their time to begin: it does not count
-        if self.first is not None and state.done > self.first[1]:
-            rate = (state.done - self.first[1]) / (now - self.first[0])
-        facts = _facts(state, self.total, rate)
-        title = f"candidate {state.done}/{self.total}"
+    def show(self, done: int, title: str, facts: list[str], tell: bool = False) -> None:
+        """How far things are, now; `tell`: also where there was a line just before."""
+        text, now = " · ".join(facts), time.monotonic()
         if self.screen.is_terminal:
-            self.bar.update(self.task, completed=state.done, description=title, facts=facts)
-        elif (now - self.said >= _EVERY and rate) or state.done in (1, self.total):
+            self.bar.update(self.task, completed=done, description=title, facts=text)
+        elif tell or now - self.said >= _EVERY:
             self.said = now
-            self.screen.print(f"{title}  {facts}", style="dim")
+            self.say(f"{title}  {text}")
 
 
-def _facts(state: "State", total: int, rate: float) -> str:
-    """`best 83.90% (#31) · latest 81.00% · 0:52:10 left · 412/h · 2 repeats`."""
-    parts = [
-        f"best {state.best['accuracy']:.2%} (#{state.best['candidate'] + 1})",
-        f"latest {state.latest['accuracy']:.2%}",
-    ]
-    if rate:
-        left = round((total - state.done) / rate)
-        clock = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"
-        parts += [f"{clock} left", f"{rate * 3600:.0f}/h"]
-    if state.cached:
-        parts.append(f"{state.cached} repeats")
-    return " · ".join(parts)
+class Pace:
+    """How fast work goes from its first piece on; what it took to begin does not count."""
+
+    def __init__(self) -> None:
+        self.first: tuple[float, int] | None = None
+
+    def rate(self, done: int) -> float:
+        """Pieces a second; 0 while nothing is known."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now, done
+        begun, before = self.first
+        return (done - before) / (now - begun) if done > before else 0.0
+
+    def left(self, done: int, total: int) -> list[str]:
+        """`0:52:10 left`, once it is known."""
+        rate = self.rate(done)
+        return [f"{clock(round((total - done) / rate))} left"] if rate else []
+
+
+def clock(seconds: int) -> str:
+    """`1:02:03`."""
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def go_on() -> str:
+    """The command that was typed, to go on with what it began."""
+    words = [word for word in sys.argv[1:] if word not in ("--resume", "--force")]
+    return shlex.join(["legr", *words, "--resume"])

@@ -15,9 +15,9 @@ from rich.table import Table
 _STEPS = " ▁▂▃▄▅▆▇█"
 
 
-def console(stderr: bool = True) -> Console:
+def console(stderr: bool = True, quiet: bool = False) -> Console:
     """Where people look; what goes to a file or a pipe is not cut to a width."""
-    screen = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    screen = Console(stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False)
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen.width = 160
     return screen

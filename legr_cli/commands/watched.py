@@ -1,14 +1,13 @@
 """A search from its first candidate to its ranking, as people watch it."""
 
 import contextlib
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legr_cli import __version__
 
 if TYPE_CHECKING:
+    from legr_cli.commands.live import Pace
     from legr_cli.search.learn import Found, Progress
     from legr_cli.search.session import Session
 
@@ -24,7 +23,7 @@ def watched_search(
     as_json: bool,
 ) -> None:
     """Search, with something to look at, and write the ranking."""
-    from legr_cli.commands.live import Live
+    from legr_cli.commands.live import Live, Pace, go_on
     from legr_cli.files import staged
     from legr_cli.journal import journal
     from legr_cli.ranking import write_ranking
@@ -41,8 +40,11 @@ def watched_search(
         crew = session.crew(client)
         stack.callback(crew.dismiss)
 
+        pace = Pace()
+
         def watch(state: "Progress") -> None:
-            live.show(state)
+            title = f"candidate {state.done}/{total}"
+            live.show(state.done, title, _facts(state, total, pace), state.done in (1, total))
             if state.done == 1 and state.latest["accuracy"] < 2 / len(session.data.classes):
                 live.say(
                     "that is near chance, so fitness will tell little: a higher --flops, more "
@@ -52,10 +54,8 @@ def watched_search(
         try:
             found = search(session.known, session.settings, crew, book, watch, live.say)
         except KeyboardInterrupt:
-            words = [word for word in sys.argv[1:] if word not in ("--resume", "--force")]
             raise KeyboardInterrupt(
-                f"stopped after {len(book.lines)} of {total} candidates; go on with: "
-                f"{shlex.join(['legr', *words, '--resume'])}"
+                f"stopped after {len(book.lines)} of {total} candidates; go on with: {go_on()}"
             ) from None
     ranking = session.ranking(found, header["dense"], path.name)
     each = [line.get("seconds", 0.0) for line in book.lines.values()]
@@ -63,6 +63,21 @@ def watched_search(
     with staged() as files:
         write_ranking(ranking, files.file(out))
     _show(ranking.notes, found, out, path, next_step, as_json)
+
+
+def _facts(state: "Progress", total: int, pace: "Pace") -> list[str]:
+    """`best 83.90% (#31) · latest 81.00% · 0:52:10 left · 412/h · 2 repeats`."""
+    parts = [
+        f"best {state.best['accuracy']:.2%} (#{state.best['candidate'] + 1})",
+        f"latest {state.latest['accuracy']:.2%}",
+    ]
+    if state.done > state.recorded:  # those of the journal took no time
+        parts += pace.left(state.done, total)
+        if rate := pace.rate(state.done):
+            parts.append(f"{rate * 3600:.0f}/h")
+    if state.cached:
+        parts.append(f"{state.cached} repeats")
+    return parts
 
 
 def _greeting(session: "Session", dense: dict[str, Any], recorded: int, resume: bool) -> list[str]:

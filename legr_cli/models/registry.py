@@ -91,15 +91,15 @@ def torchvision_names() -> frozenset[str]:
     return frozenset(torchvision.models.list_models(module=torchvision.models))
 
 
-def build(arch: Arch) -> nn.Module:
-    """The network in evaluation mode, with the random weights its code gives it (seed 0)."""
+def build(arch: Arch, seed: int = 0) -> nn.Module:
+    """The network in evaluation mode, with the random weights its code gives it."""
     _check_options(arch)
     factory = _factory(arch)
     options = dict(arch.options)
     if arch.classes is not None:
         options["num_classes"] = arch.classes
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         try:
             with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
                 model = factory(**options)

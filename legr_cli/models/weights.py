@@ -176,7 +176,11 @@ def _mismatch(name: str, own: StateDict, weights: StateDict, arch: Arch, path: s
         weights[n].shape[1:] == t.shape[1:] if n.startswith(last) else weights[n].shape == t.shape
         for n, t in own.items()
     )
-    return text + (f"; pass --classes {has[0]}" if head else "; pass the --arch it was trained as")
+    return text + (
+        f"; for {has[0]} classes pass --classes {has[0]}"
+        if head
+        else "; pass the --arch it was trained as"
+    )
 
 
 def _by(shape: tuple[int, ...]) -> str:

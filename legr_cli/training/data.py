@@ -159,6 +159,11 @@ def doubts(data: Data) -> list[str]:
     ]
 
 
+def feed_for(shown: Feed, statistics: dict[str, Any] | None) -> Feed:
+    """The same images for a network with statistics of its own, where they are known."""
+    return shown if statistics is None else _feed(shown.shape, statistics, shown.flip)
+
+
 def _feed(shape: tuple[int, ...], statistics: dict[str, Any], flip: bool) -> Feed:
     """Statistics for as many channels as the network has; of grey images their mean."""
     found = _numbers(statistics)

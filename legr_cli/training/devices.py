@@ -33,6 +33,20 @@ def choose(name: str, worker: int = 0) -> torch.device:
     return device
 
 
+def half_precision(device: torch.device) -> torch.dtype | None:
+    """What `--amp` computes in: bfloat16 where the hardware has it, float16 on older GPUs.
+
+    None where neither would help: a CPU without bfloat16 takes ten times as long with it.
+    """
+    if device.type == "cuda":
+        modern = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if modern else torch.float16
+    if device.type != "cpu":
+        return None
+    can = getattr(torch.cpu, "get_capabilities", dict[str, bool])()
+    return torch.bfloat16 if can.get("avx512_bf16") or can.get("amx_bf16") else None
+
+
 def _has_mps() -> bool:
     """Whether there is an Apple GPU."""
     return torch.backends.mps.is_available()

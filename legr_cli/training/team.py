@@ -51,7 +51,15 @@ class Team:
         """Take over what the leading process has."""
         if self.size > 1:
             for tensor in tensors:
-                dist.broadcast(tensor, 0)
+                there = tensor.to(self.device)
+                dist.broadcast(there, 0)
+                tensor.copy_(there)
+
+    def told(self, number: int) -> int:
+        """A number that the leading process knows."""
+        word = torch.tensor([number])
+        self.follow([word])
+        return int(word)
 
     @contextlib.contextmanager
     def leader_first(self) -> Iterator[None]:

@@ -1,0 +1,360 @@
+"""`legr finetune`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from legr_cli.commands import options
+from legr_cli.errors import LegrError, SettingError
+
+if TYPE_CHECKING:
+    from legr_cli.settings import Training
+    from legr_cli.training.session import Session
+    from legr_cli.training.team import Team
+
+_RECIPE, _TEACHER, _EXTRAS = "The recipe", "Learning from a teacher", "Extras"
+
+
+def _recipes(wanted: bool) -> None:
+    """Show the recipes and stop."""
+    if not wanted:
+        return
+    from legr_cli.commands import show
+    from legr_cli.training.recipes import RECIPES, settings_of
+
+    title = "SGD, Nesterov 0.9, weight decay 5e-4, batch 128; every number is an option"
+    words = ("recipe", "learning rate", "stops early", "for")
+    table = show.table(title, words[0], "epochs", *words[1:], left=words)
+    for name, recipe in RECIPES.items():
+        settings = settings_of(name)
+        rate = f"{settings.lr:g}, ÷{settings.drop_by:g} at {'/'.join(map(str, settings.drops))}"
+        if settings.schedule == "one-cycle":
+            rate = f"up to {settings.lr:g} for {settings.warmup:.0%}, then a cosine to 0"
+        patience = f"after {settings.patience} epochs" if settings.patience else ""
+        table.add_row(name, str(settings.epochs), rate, patience, recipe.what_for)
+    show.console(stderr=False).print(table)
+    raise typer.Exit
+
+
+def _number(panel: str, metavar: str, about: str, default: str | bool = False) -> Any:
+    """An option that changes a number of the recipe."""
+    return typer.Option(metavar=metavar, help=about, show_default=default, rich_help_panel=panel)
+
+
+def finetune(
+    data: options.Data,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="The trained network, NAME.safetensors; its epochs go beside it as "
+            "NAME.epochs.jsonl, and NAME.state is there until it is done.",
+        ),
+    ],
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            show_default=False,
+            help="A network that legr wrote, a weights file of --arch, or torchvision:NAME. "
+            "Without it, --arch is trained from scratch.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a training that was stopped.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a network or training that is in the way.")
+    ] = False,
+    recipe: Annotated[
+        str | None,
+        _number(
+            _RECIPE,
+            "NAME",
+            "quick, cifar, cifar10-long, imagenet, birds or cifar-train.",
+            "quick, from scratch cifar-train",
+        ),
+    ] = None,
+    show_recipes: Annotated[  # noqa: ARG001
+        bool,
+        typer.Option(
+            "--recipes",
+            callback=_recipes,
+            is_eager=True,
+            rich_help_panel=_RECIPE,
+            help="Show all recipes with their numbers, and stop.",
+        ),
+    ] = False,
+    epochs: Annotated[
+        int | None, _number(_RECIPE, "N", "Another length; the recipe keeps its shape.")
+    ] = None,
+    lr: Annotated[float | None, _number(_RECIPE, "RATE", "The highest learning rate.")] = None,
+    schedule: Annotated[
+        str | None,
+        _number(_RECIPE, "steps|one-cycle", "How it falls: at --drops, or by a cosine to 0."),
+    ] = None,
+    drops: Annotated[
+        str | None, _number(_RECIPE, "N,N,…", "Epochs after which it falls; none: never.")
+    ] = None,
+    drop_by: Annotated[
+        float | None, _number(_RECIPE, "FACTOR", "… to so many times less each time.")
+    ] = None,
+    warmup: Annotated[
+        float | None,
+        _number(_RECIPE, "SHARE", "Share of the training in which it first rises from 0."),
+    ] = None,
+    momentum: Annotated[float | None, _number(_RECIPE, "SHARE", "Of SGD.", "0.9")] = None,
+    nesterov: Annotated[
+        bool | None,
+        typer.Option(
+            "--nesterov/--no-nesterov",
+            show_default="nesterov",
+            rich_help_panel=_RECIPE,
+            help="Its momentum looks ahead, or not.",
+        ),
+    ] = None,
+    weight_decay: Annotated[
+        float | None, _number(_RECIPE, "RATE", "Of all weights.", "5e-4")
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        _number(_RECIPE, "N", "Images in a batch, of all processes together.", "128"),
+    ] = None,
+    patience: Annotated[
+        int | None,
+        _number(_RECIPE, "N", "Stop after so many epochs without a better one; 0: never."),
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=_RECIPE,
+            help="Of all that is random, the images held out among it. On a CPU the same seed "
+            "gives the same weights.",
+        ),
+    ] = 0,
+    teacher: Annotated[
+        str | None,
+        _number(
+            _TEACHER, "CHECKPOINT", "Learn from this network's answers, such as the dense one's."
+        ),
+    ] = None,
+    teacher_arch: Annotated[
+        str | None,
+        _number(
+            _TEACHER,
+            "NAME",
+            "Its architecture, where its file does not say.",
+            "the network's own",
+        ),
+    ] = None,
+    teacher_weight: Annotated[
+        float | None,
+        _number(
+            _TEACHER,
+            "SHARE",
+            "Of its answers in the loss; the labels have the rest.",
+            "0.9",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        _number(_TEACHER, "T", "Both answers are softened by it before they are compared.", "4"),
+    ] = None,
+    label_smoothing: Annotated[
+        float | None, _number(_EXTRAS, "SHARE", "Of each label, for all classes.", "0")
+    ] = None,
+    clip: Annotated[
+        float | None, _number(_EXTRAS, "NORM", "Largest norm of a gradient.", "0: any")
+    ] = None,
+    ema: Annotated[
+        float | None,
+        _number(
+            _EXTRAS,
+            "DECAY",
+            "Measure and write a moving average of the weights, such as 0.999.",
+            "0: none",
+        ),
+    ] = None,
+    bn_recalibrate: Annotated[
+        bool,
+        typer.Option(
+            "--bn-recalibrate",
+            rich_help_panel=_EXTRAS,
+            help="Train nothing: only re-estimate BatchNorm statistics on 1,024 training images.",
+        ),
+    ] = False,
+    normalize: options.Normalize = None,
+    download: options.Download = False,
+    device: options.Device = "auto",
+    amp: Annotated[
+        bool,
+        typer.Option(
+            "--amp",
+            rich_help_panel=options.MACHINE,
+            help="Compute in bfloat16, or in float16 on older GPUs, where that is faster.",
+        ),
+    ] = False,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            rich_help_panel=options.MACHINE,
+            help="Compile the network with torch.compile: slower to begin, then faster.",
+        ),
+    ] = False,
+    loaders: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=1024,
+            metavar="N",
+            show_default="the cores",
+            rich_help_panel=options.MACHINE,
+            help="Processes that read images larger than 96x96 from their files.",
+        ),
+    ] = None,
+    arch: options.Arch = None,
+    classes: options.Classes = None,
+    input_shape: options.InputShape = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train a pruned, dense or fresh network, and write the best there was.
+
+    The best is the one with the highest accuracy on validation images, which are never trained on;
+    it alone is then measured on the test images. Stopped at any moment, a training goes on with
+    --resume from its last whole epoch and ends as if it had never been stopped. On several GPUs:
+    torchrun --nproc-per-node N -m legr_cli finetune …
+
+    Examples:
+
+      legr finetune nets/resnet56-flops40.safetensors --data cifar10:DIR --out tuned.safetensors
+
+      legr finetune small.safetensors --teacher dense.pth --data folder:DIR --out t.safetensors
+
+      legr finetune --arch resnet56 --recipe cifar-train --data cifar10:DIR --out dense.safetensors
+    """
+    from legr_cli.commands.trained import recalibrated, trained
+    from legr_cli.settings import parse_drops, parse_input
+    from legr_cli.training.data import parse_statistics
+    from legr_cli.training.epochs import Files
+    from legr_cli.training.recipes import settings_of
+    from legr_cli.training.team import assembled
+
+    numbers = {
+        "epochs": epochs,
+        "lr": lr,
+        "schedule": schedule,
+        "drops": None if drops is None else parse_drops(drops),
+        "drop_by": drop_by,
+        "warmup": warmup,
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "weight_decay": weight_decay,
+        "batch_size": batch_size,
+        "patience": patience,
+        "teacher_weight": teacher_weight,
+        "temperature": temperature,
+        "label_smoothing": label_smoothing,
+        "clip": clip,
+        "ema": ema,
+    }
+    given = {name: value for name, value in numbers.items() if value is not None}
+    if bn_recalibrate:
+        _check_alone(**given, recipe=recipe, teacher=teacher, resume=resume, compile=compiled)
+    if teacher is None:
+        _check_untaught(given, teacher_arch)
+    if checkpoint is None and arch is None:
+        raise SettingError("name a CHECKPOINT, or an --arch to train from scratch")
+    usual = "cifar-train" if checkpoint is None else "quick"
+    settings = settings_of(recipe or usual, **given, amp=amp, seed=seed)
+    shape = parse_input(input_shape) if input_shape else None
+    statistics = parse_statistics(normalize) if normalize else None
+    files = Files(out, resume, force)
+    with assembled(device) as team:
+        if team.leads:
+            files.check()
+        session = _open(
+            team, settings, checkpoint, arch, classes, shape, data, statistics, download
+        )
+        if teacher is not None:
+            session = _with_teacher(session, teacher, teacher_arch)
+        run = session.run(compiled, loaders)
+        if bn_recalibrate:
+            recalibrated(session, run, files, as_json)
+        else:
+            trained(session, run, files, as_json)
+
+
+def _check_alone(**given: Any) -> None:
+    """Where nothing is trained there is nothing to set about it."""
+    from legr_cli.settings import option
+
+    for name, value in given.items():
+        if value:
+            raise SettingError(f"--bn-recalibrate trains nothing: leave {option(name)} out")
+
+
+def _check_untaught(given: dict[str, Any], teacher_arch: str | None) -> None:
+    """What is said of a teacher needs one."""
+    from legr_cli.settings import option
+
+    said = {**given, "teacher_arch": teacher_arch}
+    for name in ("teacher_arch", "teacher_weight", "temperature"):
+        if said.get(name) is not None:
+            raise SettingError(f"{option(name)} is about a teacher: name it with --teacher")
+
+
+def _open(
+    team: "Team",
+    settings: "Training",
+    checkpoint: str | None,
+    arch: str | None,
+    classes: int | None,
+    shape: tuple[int, ...] | None,
+    data: str,
+    statistics: dict[str, Any] | None,
+    download: bool,
+) -> "Session":
+    """The network and the images; a fresh network has as many classes as they."""
+    from legr_cli.commands.show import console
+    from legr_cli.networks import open_network
+    from legr_cli.training.data import open_data
+    from legr_cli.training.measure import check_classes
+    from legr_cli.training.session import Session
+
+    spec = f"random:{arch}" if checkpoint is None else checkpoint
+    with console(quiet=not team.leads).status("reading the network") as status:
+        network = open_network(spec, arch, classes, shape, settings.seed)
+        network.model.float()  # images come in single precision
+        status.update("reading the images")
+        with team.leader_first():
+            images = open_data(
+                data,
+                network.input_shape,
+                seed=settings.seed,
+                statistics=statistics or network.notes.get("statistics"),
+                download=download and team.leads,
+            )
+        if spec.startswith("random:") and classes is None:
+            network = open_network(spec, arch, len(images.classes), shape, settings.seed)
+        check_classes(network.model, images)
+    return Session(network, images, settings, team)
+
+
+def _with_teacher(session: "Session", teacher: str, arch: str | None) -> "Session":
+    """The same training with a teacher, which knows the same classes."""
+    from dataclasses import replace
+
+    from legr_cli.networks import open_network
+    from legr_cli.training.measure import check_classes
+
+    classes = None if arch is None else len(session.data.classes)
+    try:
+        network = open_network(teacher, arch, classes, usual=session.network.arch)
+        network.model.float()
+        check_classes(network.model, session.data)
+    except LegrError as error:
+        raise type(error)(f"--teacher: {error}") from error
+    return replace(session, teacher=network)

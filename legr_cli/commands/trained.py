@@ -1,0 +1,194 @@
+"""A training from its first epoch to its file, as people watch it."""
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from legr_cli import __version__
+from legr_cli.commands import show
+from legr_cli.commands.live import Live, Pace, go_on
+from legr_cli.errors import SettingError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from legr_cli.journal import Line
+    from legr_cli.training.epochs import Files
+    from legr_cli.training.finetune import Progress, Run
+    from legr_cli.training.session import Session
+
+
+def trained(session: "Session", run: "Run", files: "Files", as_json: bool) -> None:
+    """Train, with something to look at, and write the best network."""
+    from legr_cli.training.epochs import BEGUN, DONE, recorded
+
+    team, data, header = session.team, session.data, session.header()
+    far, then = files.found() if team.leads else (0, None)
+    far = team.told(far)
+    if far == DONE:
+        if team.leads:
+            _show_again(session, files, header, as_json)
+        return
+    header["before"] = then and then.get("before")
+    if far != BEGUN:
+        header["before"] = run.measure(data.validation).line()
+    with contextlib.ExitStack() as stack:
+        record = stack.enter_context(recorded(files, header, run.tensors())) if team.leads else None
+        run.agree()
+        total = session.settings.epochs * run.steps
+        live = stack.enter_context(Live(total, quiet=not team.leads))
+        for text in _greeting(session, run, header["before"], files.resume):
+            live.say(text)
+        view = _View(live, run)
+        try:
+            while not run.over:
+                line = run.advance(view.step)
+                if record is not None:
+                    record.keep(line, run.tensors())
+                view.epoch(line)
+        except KeyboardInterrupt:
+            epochs = f"{run.epoch} of {session.settings.epochs} epochs"
+            raise KeyboardInterrupt(f"stopped after {epochs}; go on with: {go_on()}") from None
+        model = run.finish()
+        test = None if data.test is None else run.measure(data.test).line()
+        if record is not None:
+            best = {"accuracy": run.standing["best_accuracy"], "loss": run.standing["best_loss"]}
+            seconds = sum(line["seconds"] for line in record.book.lines.values())
+            reached = {
+                "epochs": run.epoch,
+                "best_epoch": int(run.standing["best_epoch"]),
+                "validation": {**best, "images": len(data.validation)},
+                "test": test,
+                "seconds": round(seconds, 1),
+            }
+            _write(session, files, model, header, reached)
+            _show(session, files, header["before"], reached, as_json)
+
+
+def recalibrated(session: "Session", run: "Run", files: "Files", as_json: bool) -> None:
+    """Re-estimate BatchNorm statistics, and write the network."""
+    from legr_cli.training.loop import has_statistics
+    from legr_cli.training.measure import refresh
+
+    team, data, header = session.team, session.data, session.header()
+    if not has_statistics(run.model):
+        raise SettingError("--bn-recalibrate: this network has no BatchNorm")
+    header["before"] = run.measure(data.validation).line()
+    refresh(run.model, data, team.device, session.settings.seed)
+    reached = {
+        "epochs": 0,
+        "best_epoch": 0,
+        "validation": run.measure(data.validation).line(),
+        "test": None if data.test is None else run.measure(data.test).line(),
+    }
+    if team.leads:
+        _write(session, files, run.model, header, reached)
+        _show(session, files, header["before"], reached, as_json)
+
+
+class _View:
+    """What is seen of a training while it goes on."""
+
+    def __init__(self, live: Live, run: "Run") -> None:
+        self.live, self.run, self.pace = live, run, Pace()
+        self.total = run.settings.epochs
+
+    def step(self, now: "Progress") -> None:
+        """The middle of an epoch."""
+        done = (now.epoch - 1) * now.steps + now.step
+        facts = [
+            f"loss {now.loss:.4f}",
+            f"{now.accuracy:.2%} right",
+            f"{now.images_per_second:.0f} images/s",
+            *self.pace.left(done, self.total * now.steps),
+            *self._best(),
+        ]
+        self.live.show(done, f"epoch {now.epoch}/{self.total}", facts)
+
+    def epoch(self, line: "Line") -> None:
+        """The end of one."""
+        done = line["epoch"] * self.run.steps
+        facts = [
+            f"loss {line['train_loss']:.4f}",
+            f"validation {line['accuracy']:.2%}",
+            f"{line['images_per_second']:.0f} images/s",
+            *self.pace.left(done, self.total * self.run.steps),
+            *self._best(),
+        ]
+        title = f"epoch {line['epoch']}/{self.total}"
+        self.live.show(done, title, facts, line["epoch"] == 1 or self.run.over)
+
+    def _best(self) -> list[str]:
+        """`best 91.20% (#3)`, once there is one."""
+        best = self.run.standing
+        if not best["best_epoch"]:
+            return []
+        return [f"best {best['best_accuracy']:.2%} (#{best['best_epoch']:.0f})"]
+
+
+def _greeting(session: "Session", run: "Run", before: "Line | None", resume: bool) -> list[str]:
+    """What is trained and how, and what looks wrong with it."""
+    from legr_cli.training.data import doubts
+
+    settings, data, team = session.settings, session.data, session.team
+    images = f"{len(data.train)} training and {len(data.validation)} validation images"
+    lines = [f"{session.network.arch} on {images}, shown as {data.feed}", *doubts(data)]
+    if before is not None:
+        lines.append(f"before training: {before['accuracy']:.2%} of the validation images")
+    if settings.amp and session.half is None:
+        lines.append(f"--amp would be slower on this {team.device.type}: it is left out")
+    if team.size > 1:
+        lines.append(f"{team.size} processes with {settings.batch_size // team.size} images each")
+    if resume:
+        going = f"{run.epoch} of {settings.epochs} epochs are done: going on"
+        lines.append(going if run.epoch else "nothing was found to resume: beginning")
+    return lines
+
+
+def _write(
+    session: "Session", files: "Files", model: "nn.Module", header: "Line", reached: "Line"
+) -> None:
+    """The network's file; its state is of no more use then."""
+    from legr_cli.files import staged
+    from legr_cli.networks import save_network
+
+    with staged() as stage:
+        save_network(session.result(model, header, reached), stage.file(files.out))
+    files.state.unlink(missing_ok=True)
+
+
+def _show_again(session: "Session", files: "Files", header: "Line", as_json: bool) -> None:
+    """A training that is complete, and the same as is asked for now."""
+    from legr_cli.errors import TrainingError
+    from legr_cli.journal import journal
+    from legr_cli.networks import open_network
+    from legr_cli.training.epochs import EPOCHS
+
+    with journal(files.epochs, EPOCHS, header, resume=True):  # an error if it is another
+        notes = open_network(str(files.out), usual=session.network.arch).notes.get("training")
+    if not isinstance(notes, dict) or not {"before", "validation", "test"} <= set(notes):
+        raise TrainingError(f"{files.out} is not of this training: --force begins anew")
+    show.console().print("nothing is left to train", style="dim")
+    _show(session, files, notes["before"], notes, as_json)
+
+
+def _show(
+    session: "Session", files: "Files", before: "Line", reached: "Line", as_json: bool
+) -> None:
+    """What was gained, and the network's name on stdout; or everything as JSON."""
+    if as_json:
+        facts: dict[str, Any] = {"legr": __version__, "file": str(files.out), "before": before}
+        about = ("epochs", "best_epoch", "validation", "test", "seconds")
+        facts |= {key: reached[key] for key in about if key in reached}
+        show.emit({**facts, "settings": session.header()["settings"]})
+        return
+    table = show.table("accuracy", "network", "validation", "test", left=("network",))
+    table.add_row("before", f"{before['accuracy']:.2%}", "")
+    after = f"after epoch {reached['best_epoch']} of {reached['epochs']}"
+    scores = (reached[split] for split in ("validation", "test"))
+    shown = ("" if score is None else f"{score['accuracy']:.2%}" for score in scores)
+    table.add_row(after if reached["epochs"] else "with new statistics", *shown)
+    screen = show.console()
+    screen.print(table)
+    if reached["test"] is None:
+        screen.print(f"{session.data.spec} has no test images", style="dim")
+    show.line(str(files.out))

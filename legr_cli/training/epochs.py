@@ -1,0 +1,194 @@
+"""What a training leaves on the disk as it goes: NAME.epochs.jsonl, and NAME.state to go on from.
+
+The line of an epoch is written before its state, so a kill between the two costs that line: it is
+dropped, and the epoch done again.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from legr_cli.errors import CheckpointError, OutputError, SettingError, TrainingError
+from legr_cli.files import require_folder, staged
+from legr_cli.journal import (
+    Journal,
+    Kind,
+    Line,
+    is_loss,
+    is_score,
+    is_share,
+    journal,
+    read_header,
+)
+from legr_cli.models.weights import read_safetensors, write_weights
+
+FORMAT, VERSION = "legr-training", 1
+NEW, BEGUN, DONE = range(3)  # how far a training is
+_KEY = "legr"
+
+
+@dataclass(frozen=True)
+class Files:
+    """The network to write, and what a training leaves beside it."""
+
+    out: Path
+    resume: bool
+    force: bool
+
+    @property
+    def epochs(self) -> Path:
+        """The journal: `NAME.epochs.jsonl`."""
+        return self.out.with_suffix(".epochs.jsonl")
+
+    @property
+    def state(self) -> Path:
+        """What a training goes on from: `NAME.state`, gone when all is done."""
+        return self.out.with_suffix(".state")
+
+    def check(self) -> None:
+        """Say what is in the way before any work is done."""
+        if self.resume and self.force:
+            raise SettingError("--resume goes on, --force begins anew: choose one")
+        long = len(self.out.name) > 200
+        if self.out.suffix != ".safetensors" or long or self.out.is_dir():
+            raise OutputError(
+                f"--out {self.out}: name a file that ends in .safetensors (200 letters at most)"
+            )
+        require_folder(self.out)
+        found = {"a network": self.out, "a training": self.epochs, "a training's": self.state}
+        for what, path in found.items():
+            if path.exists() and not (self.resume or self.force):
+                raise OutputError(
+                    f"{path} is in the way, {what}: --resume goes on with it if it was stopped, "
+                    "--force begins anew, or choose another --out"
+                )
+        if self.resume and self.out.exists() and not self.epochs.exists():
+            raise OutputError(
+                f"{self.out} has no {self.epochs.name} beside it to go on with: --force begins anew"
+            )
+
+    def found(self) -> tuple[int, Line | None]:
+        """How far a training to go on with is, and its header: NEW, BEGUN or DONE."""
+        then = read_header(self.epochs, EPOCHS) if self.resume else None
+        if then is not None and self.state.exists():
+            return BEGUN, then
+        return (NEW if then is None or not self.out.exists() else DONE), then
+
+
+def _is_header(line: Line) -> bool:
+    """Whether a first line has what a training reads from it."""
+    return line.get("before") is None or is_score(line["before"])
+
+
+def _is_sound(line: Line, settings: Line) -> bool:
+    """Whether an epoch's line has all that is read from it."""
+    number = line.get("epoch")
+    return (
+        type(number) is int
+        and 1 <= number <= settings.get("epochs", math.inf)
+        and is_share(line.get("accuracy"))
+        and is_loss(line.get("loss"))
+        and isinstance(line.get("seconds", 0), int | float)
+    )
+
+
+EPOCHS = Kind(
+    format="legr-epochs",
+    work="training",
+    command="legr finetune",
+    key="epoch",
+    is_header=_is_header,
+    is_sound=_is_sound,
+    error=TrainingError,
+)
+
+
+@contextlib.contextmanager
+def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator["Record"]:
+    """Open the record of a training; one that goes on gives `tensors` what it had stopped with."""
+    key = identity_of(header)
+    found = read_state(files.state) if files.resume and files.state.exists() else None
+    done = 0 if found is None else found.epoch
+    with journal(files.epochs, EPOCHS, header, files.resume, files.force, keep=done) as book:
+        if found is None:
+            files.state.unlink(missing_ok=True)
+        elif found.run != key or list(book.lines) != list(range(1, done + 1)):
+            raise TrainingError(
+                f"{files.state} is not of the training in {files.epochs.name}: --force begins anew"
+            )
+        else:
+            restore(files.state, found.tensors, tensors)
+        yield Record(files.state, key, book)
+
+
+@dataclass(frozen=True)
+class Record:
+    """An open record."""
+
+    state: Path
+    key: str
+    book: Journal
+
+    def keep(self, line: Line, tensors: dict[str, Tensor]) -> None:
+        """An epoch is done: first its line, then all that the next one needs."""
+        self.book.add(line)
+        write_state(self.state, self.key, line["epoch"], tensors)
+
+
+@dataclass(frozen=True)
+class State:
+    """What a training stopped with."""
+
+    run: str  # which training
+    epoch: int  # how many are done
+    tensors: dict[str, Tensor]
+
+
+def identity_of(header: Line) -> str:
+    """What tells a training from others; of what was measured, nothing."""
+    about = {key: value for key, value in header.items() if key != "before"}
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+
+def write_state(path: Path, run: str, epoch: int, tensors: dict[str, Tensor]) -> None:
+    """Replace the state by that after an epoch, whole or not at all."""
+    notes = {"format": FORMAT, "version": VERSION, "run": run, "epoch": epoch}
+    try:
+        with staged() as files:
+            write_weights(tensors, {_KEY: json.dumps(notes)}, files.file(path))
+    except OutputError as error:
+        kept = f"the state after epoch {epoch - 1} is kept" if epoch > 1 else "no epoch is kept"
+        raise OutputError(f"{error}: {kept}; make room and go on with --resume") from error
+
+
+def read_state(path: Path) -> State:
+    """A state as it was written."""
+    try:
+        tensors, header = read_safetensors(path)
+        notes: dict[str, Any] = json.loads(header[_KEY])
+        ours = (notes["format"], notes["version"]) == (FORMAT, VERSION)
+        run, epoch = notes["run"], notes["epoch"]
+    except (CheckpointError, ValueError, KeyError, TypeError) as error:
+        raise TrainingError(f"{path} is damaged ({error}): --force begins anew") from error
+    if not ours or type(epoch) is not int or epoch < 1:
+        raise TrainingError(f"{path} is no training that this legr reads: --force begins anew")
+    return State(run, epoch, tensors)
+
+
+def restore(path: Path, found: dict[str, Tensor], into: dict[str, Tensor]) -> None:
+    """Give every tensor of a run its numbers in a state; all fit, or none is changed."""
+    strange = set(found) ^ set(into)
+    strange |= {n for n in set(found) & set(into) if found[n].shape != into[n].shape}
+    if strange:
+        raise TrainingError(
+            f"{path} does not fit this network at '{min(strange)}': --force begins anew"
+        )
+    for name, tensor in into.items():
+        tensor.copy_(found[name])
