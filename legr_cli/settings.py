@@ -201,7 +201,7 @@ class Training:
     epochs: int
     lr: float  # the highest
     schedule: str = "steps"  # or "one-cycle"
-    drops: tuple[int, ...] = ()  # steps: after so many epochs the rate falls …
+    drops: tuple[float, ...] = ()  # steps: after so many epochs the rate falls …
     drop_by: float = 10.0  # … by this factor
     warmup: float = 0.0  # share of the training in which the rate rises to its highest
     momentum: float = 0.9
@@ -241,18 +241,17 @@ class Training:
             raise SettingError("--momentum 0 has no Nesterov form: pass --no-nesterov")
         _one_of(self, schedule=("steps", "one-cycle"))
         if any(b <= a for a, b in itertools.pairwise((0, *self.drops))):
-            raise SettingError(
-                f"--drops {','.join(map(str, self.drops))}: expected epochs from 1 in rising order"
-            )
+            raise SettingError("--drops: expected epochs over 0 in rising order")
 
 
-def parse_drops(text: str) -> tuple[int, ...]:
+def parse_drops(text: str) -> tuple[float, ...]:
     """`18,36,48`: epochs after which the learning rate falls; `none` for a constant rate."""
     if text == "none":
         return ()
-    if not re.fullmatch(r"\d{1,7}(,\d{1,7})*", text):
+    parts = text.split(",")
+    if not all(re.fullmatch(r"\d{1,7}(\.\d{1,6})?", part) for part in parts):
         raise SettingError(f"--drops {text}: expected epochs such as 18,36,48, or none")
-    return tuple(int(epoch) for epoch in text.split(","))
+    return tuple(float(part) for part in parts)
 
 
 def _within(settings: Any, **limits: tuple[float, float]) -> None:

@@ -24,14 +24,15 @@ def _recipes(wanted: bool) -> None:
     from legr_cli.training.recipes import RECIPES, settings_of
 
     title = "SGD, Nesterov 0.9, weight decay 5e-4, batch 128; every number is an option"
-    words = ("recipe", "learning rate", "stops early", "for")
-    table = show.table(title, words[0], "epochs", *words[1:], left=words)
+    columns = ("recipe", "epochs", "learning rate", "patience", "for")
+    table = show.table(title, *columns, left=("recipe", "learning rate", "for"))
     for name, recipe in RECIPES.items():
         settings = settings_of(name)
-        rate = f"{settings.lr:g}, ÷{settings.drop_by:g} at {'/'.join(map(str, settings.drops))}"
+        falls = "/".join(f"{drop:g}" for drop in settings.drops)
+        rate = f"{settings.lr:g}, ÷{settings.drop_by:g} at {falls}"
         if settings.schedule == "one-cycle":
-            rate = f"up to {settings.lr:g} for {settings.warmup:.0%}, then a cosine to 0"
-        patience = f"after {settings.patience} epochs" if settings.patience else ""
+            rate = f"{settings.lr:g}, one-cycle"
+        patience = str(settings.patience or "")
         table.add_row(name, str(settings.epochs), rate, patience, recipe.what_for)
     show.console(stderr=False).print(table)
     raise typer.Exit

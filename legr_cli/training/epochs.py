@@ -172,14 +172,14 @@ def read_state(path: Path) -> State:
     """A state as it was written."""
     try:
         tensors, header = read_safetensors(path)
-        notes: dict[str, Any] = json.loads(header[_KEY])
+        notes: Any = json.loads(header[_KEY])
         ours = (notes["format"], notes["version"]) == (FORMAT, VERSION)
-        run, epoch = notes["run"], notes["epoch"]
     except (CheckpointError, ValueError, KeyError, TypeError) as error:
         raise TrainingError(f"{path} is damaged ({error}): --force begins anew") from error
+    run, epoch = notes.get("run"), notes.get("epoch")
     if not ours or type(epoch) is not int or epoch < 1:
         raise TrainingError(f"{path} is no training that this legr reads: --force begins anew")
-    return State(run, epoch, tensors)
+    return State(str(run), epoch, tensors)
 
 
 def restore(path: Path, found: dict[str, Tensor], into: dict[str, Tensor]) -> None:

@@ -158,7 +158,7 @@ class Run:
                     "the device has too little memory: pass a smaller --batch-size"
                 ) from error
         reached = tally.finish()
-        for model in {self.model, self.result}:  # each process has seen its own images
+        for model in dict.fromkeys((self.model, self.result)):  # each has seen its own images
             self.team.average(b for b in model.buffers() if b.is_floating_point())
         trained = time.perf_counter()
         score = self.measure(self.data.validation)
@@ -168,7 +168,7 @@ class Run:
         loss = score.loss if math.isfinite(score.loss) else math.inf
         best = self.standing
         if (score.accuracy, -loss) > (best["best_accuracy"], -best["best_loss"]):
-            self._standing[1:] = torch.tensor([epoch + 1, score.accuracy, loss])
+            self._standing[1:] = torch.tensor([epoch + 1, score.accuracy, loss], dtype=torch.double)
             for name, tensor in self.result.state_dict().items():
                 self._best[name].copy_(tensor)
         end = time.perf_counter()

@@ -22,37 +22,37 @@ class Recipe:
 _PAPER = (0.3, 0.6, 0.8)
 RECIPES = {
     "quick": Recipe(
-        "a few epochs, for a pruned network",
+        "any pruned network",
         5,
         rest={"lr": 0.05, "schedule": "one-cycle", "warmup": 0.2},
     ),
     "cifar": Recipe(
-        "pruned networks on CIFAR, as in the paper",
+        "pruned networks",
         60,
         drops=_PAPER,
         rest={"lr": 0.01, "drop_by": 10.0},
     ),
     "cifar10-long": Recipe(
-        "the same, as the paper compares with prior art",
+        "… as prior art",
         400,
         drops=_PAPER,
         rest={"lr": 0.01, "drop_by": 5.0},
     ),
     "imagenet": Recipe(
-        "pruned networks on ImageNet, as in the paper",
+        "pruned networks",
         60,
         drops=(0.5, 0.75),
         rest={"lr": 0.01, "drop_by": 10.0},
     ),
     "birds": Recipe(
-        "as cifar, for small sets: the paper's Bird-200",
+        "… on small sets",
         60,
         drops=_PAPER,
         patience=1 / 3,
         rest={"lr": 0.01, "drop_by": 10.0},
     ),
     "cifar-train": Recipe(
-        "dense networks from scratch, as in the paper",
+        "from scratch",
         200,
         drops=_PAPER,
         rest={"lr": 0.1, "drop_by": 5.0},
@@ -68,10 +68,9 @@ def settings_of(name: str, **given: Any) -> Training:
         )
     recipe = RECIPES[name]
     epochs = given.get("epochs", recipe.epochs)
-    drops = dict.fromkeys(round(share * epochs) for share in recipe.drops)
     shaped = {
         "epochs": epochs,
-        "drops": tuple(epoch for epoch in drops if epoch),
+        "drops": tuple(round(share * epochs, 6) for share in recipe.drops),
         "patience": math.ceil(recipe.patience * epochs),
     }
     return Training(recipe=name, **{**shaped, **recipe.rest, **given})

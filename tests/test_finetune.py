@@ -1,0 +1,558 @@
+"""`legr finetune`, end to end, on the digits inside the package."""
+
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import digits_net
+import numpy as np
+import pytest
+import torch
+from test_data import paint
+from test_learn import await_lines, spawn
+from torch import nn
+from typer.testing import CliRunner
+
+import legr_cli
+from legr_cli.cli import app
+from legr_cli.networks import open_network
+
+runner = CliRunner()
+TESTS = str(Path(__file__).parent)
+NET = ("--arch", "digits_net:build", "--input", "3x32x32")
+TUNE = ("--arch", "digits_net:build", "--data", "digits")
+DROPPING = ("--arch", "digits_net:dropping", "--input", "3x32x32", "--data", "digits")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("digits") / "digits.pth"
+    torch.save(digits_net.trained().state_dict(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pruned(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pruned") / "small.safetensors"
+    assert legr("prune", weights, *NET, "--flops", 0.3, "--out", out) == f"{out}\n"
+    return out
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The factory is found by other processes, too."""
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+
+
+def legr(*args: object) -> str:
+    """Run a command that must succeed; what it prints on stdout."""
+    result = runner.invoke(app, [str(arg) for arg in args])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def fails(*args: object) -> str:
+    """Run a command that must fail with one line; that line."""
+    result = runner.invoke(app, [str(arg) for arg in args])
+    assert result.exit_code == 1, (result.output, result.exception)
+    return result.stderr.strip().splitlines()[-1]
+
+
+def tensors(path: Path, arch: str = "digits_net:build") -> dict[str, torch.Tensor]:
+    """The weights of a network."""
+    return legr_cli.load(path, arch=arch).state_dict()
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[n], two[n]) for n in one)
+
+
+def lines(out: Path) -> list[dict]:
+    text = out.with_suffix(".epochs.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_prune_then_finetune_then_evaluate(pruned: Path, tmp_path: Path) -> None:
+    """What a user types; the accuracy that is printed is that of the file, measured by hand."""
+    out = tmp_path / "tuned.safetensors"
+    said = json.loads(legr("finetune", pruned, *TUNE, "--epochs", 8, "--out", out, "--json"))
+    assert said["before"]["accuracy"] < 0.6
+    assert said["test"]["accuracy"] > 0.8
+    again = json.loads(legr("evaluate", out, *TUNE, "--json"))["scores"][0]
+    assert (again["accuracy"], again["loss"]) == (said["test"]["accuracy"], said["test"]["loss"])
+    held = json.loads(legr("evaluate", out, *TUNE, "--split", "val", "--json"))["scores"][0]
+    assert held["accuracy"] == said["validation"]["accuracy"]
+    model = legr_cli.load(out, arch="digits_net:build")
+    with np.load(Path(legr_cli.__file__).parent / "training" / "digits.npz") as packed:
+        pixels, labels = (torch.from_numpy(packed[key][-360:]) for key in ("images", "labels"))
+    shown = pixels.double().view(-1, 1, 8, 8).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    images = ((shown / 16 * 255).round() / 255 - 0.305) / 0.376
+    with torch.inference_mode():
+        right = model(images.float().expand(-1, 3, -1, -1)).argmax(1) == labels
+    assert right.double().mean().item() == pytest.approx(said["test"]["accuracy"])
+
+
+def test_what_a_training_leaves(pruned: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.safetensors"
+    assert legr("finetune", pruned, *TUNE, "--epochs", 3, "--seed", 7, "--out", out) == f"{out}\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"t.safetensors", "t.epochs.jsonl"}
+    header, *epochs = lines(out)
+    assert [line["epoch"] for line in epochs] == [1, 2, 3]
+    assert header["settings"]["recipe"] == "quick"
+    for line in epochs:
+        assert line["images_per_second"] > 0
+        assert line["seconds"] > line["measure_seconds"] > 0
+        assert 0 <= line["train_accuracy"] <= 1
+    best = max(epochs, key=lambda line: (line["accuracy"], -line["loss"]))
+    network = open_network(str(out), "digits_net:build")
+    notes = network.notes["training"]
+    assert notes["best_epoch"] == best["epoch"]
+    assert notes["validation"]["accuracy"] == best["accuracy"]
+    assert notes["validation"]["images"] == 142
+    assert notes["test"]["images"] == 360
+    assert notes["settings"]["seed"] == 7
+    assert notes["data"]["split"]["seed"] == 7
+    assert notes["weights_sha256"] == header["weights_sha256"]
+    assert network.notes["statistics"]["mean"] == [0.305] * 3
+    before = open_network(str(pruned), "digits_net:build")
+    assert network.kept == before.kept
+    assert network.notes["flops"] == before.notes["flops"]
+    again = tmp_path / "cut.safetensors"
+    legr("prune", out, "--arch", "digits_net:build", "--flops", 0.5, "--out", again)
+    cut = open_network(str(again), "digits_net:build").notes
+    assert "training" not in cut  # another network: it never reached that
+    assert cut["statistics"] == network.notes["statistics"]
+
+
+def test_same_seed_same_weights(pruned: Path, tmp_path: Path) -> None:
+    found = []
+    for name, seed in (("one", 3), ("two", 3), ("other", 4)):
+        out = tmp_path / f"{name}.safetensors"
+        legr("finetune", pruned, *TUNE, "--epochs", 2, "--seed", seed, "--out", out)
+        found.append(tensors(out))
+    assert same(found[0], found[1])
+    assert not same(found[0], found[2])
+
+
+def test_from_scratch(tmp_path: Path) -> None:
+    """No checkpoint; as many classes as the data has; other seeds begin with other weights."""
+    for label in range(3):
+        for row in range(8):
+            paint(tmp_path / "images" / "train" / str(label) / f"{row}.png", seed=9 * label + row)
+    data = ("--data", f"folder:{tmp_path / 'images'}")
+    begun = []
+    for seed in (0, 1):
+        out = tmp_path / f"{seed}.safetensors"
+        args = ("--arch", "resnet20", "--epochs", 1, "--batch-size", 16, "--seed", seed)
+        legr("finetune", *args, *data, "--out", out)
+        network = open_network(str(out))
+        assert network.arch.classes == 3
+        assert network.kept is None
+        notes = network.notes["training"]
+        assert notes["settings"]["recipe"] == "cifar-train"
+        assert notes["test"] is None
+        begun.append(notes["weights_sha256"])
+    assert begun[0] != begun[1]
+
+
+FULL = (*DROPPING, "--epochs", 12, "--ema", 0.9, "--clip", 2, "--label-smoothing", 0.1)
+
+
+def crash_run(weights: str, out: str) -> None:
+    """A training in a process that will be killed."""
+    torch.set_num_threads(1)
+    legr("finetune", *FULL, "--teacher", weights, *TEACHER, "--out", out, "--resume")
+
+
+TEACHER = ("--teacher-arch", "digits_net:build", "--lr", 0.02)
+
+
+def test_killed_at_many_moments_it_ends_with_the_same_weights(
+    weights: Path, tmp_path: Path
+) -> None:
+    """With all that has a state: momentum, average, dropout, schedule, the best so far."""
+    whole, out = tmp_path / "whole.safetensors", tmp_path / "killed.safetensors"
+    legr("finetune", *FULL, "--teacher", weights, *TEACHER, "--out", whole)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "test_finetune"])
+    journal, rng, seen = out.with_suffix(".epochs.jsonl"), random.Random(0), [0]
+    for kill in range(4):
+        process = context.Process(target=crash_run, args=(str(weights), str(out)))
+        process.start()
+        await_lines(journal, min(seen[-1] + 1 + kill % 2, 11))
+        time.sleep(rng.uniform(0, 0.1))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        seen.append(journal.read_bytes().count(b"\n"))
+    assert not out.exists()
+    legr("finetune", *FULL, "--teacher", weights, *TEACHER, "--out", out, "--resume")
+    arch = "digits_net:dropping"
+    assert same(tensors(out, arch), tensors(whole, arch))
+    drop = ("seconds", "measure_seconds", "images_per_second")
+    told = [[{k: v for k, v in x.items() if k not in drop} for x in lines(o)] for o in (out, whole)]
+    assert told[0] == told[1]
+    assert not out.with_suffix(".state").exists()
+    assert not same(tensors(out, arch), open_network(f"random:{arch}").model.state_dict())
+
+
+def test_resume_of_a_training_that_is_done(pruned: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.safetensors"
+    args = ("finetune", pruned, *TUNE, "--epochs", 2, "--out", out)
+    first = json.loads(legr(*args, "--json"))
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert json.loads(legr(*args, "--json", "--resume")) == first
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
+    assert "is in the way, a network: --resume goes on with it" in fails(*args)
+    other = fails(*args, "--resume", "--lr", 0.3, "--ema", 0.5)
+    assert "of another training: --lr was 0.05, is 0.3; --ema was 0.0, is 0.5." in other
+    legr(*args, "--force", "--lr", 0.3)
+    assert lines(out)[0]["settings"]["lr"] == 0.3
+
+
+def test_resume_of_another_training_is_refused(weights: Path, pruned: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.safetensors"
+    legr("finetune", pruned, *TUNE, "--epochs", 2, "--out", out)
+    args = ("finetune", *TUNE, "--epochs", 2, "--out", out, "--resume")
+    said = fails(args[0], weights, *args[1:], "--input", "3x32x32")
+    assert "the checkpoint's weights are others" in said
+    assert "--seed was 0, is 1" in fails(args[0], pruned, *args[1:], "--seed", 1)
+    assert "the teacher's weights are others" in fails(
+        args[0], pruned, *args[1:], "--teacher", weights
+    )
+
+
+def test_early_stopping(tmp_path: Path) -> None:
+    """At such a rate nothing gets better: the first epoch stays the best, patience ends it."""
+    out = tmp_path / "t.safetensors"
+    net = ("--arch", "digits_net:normless", "--input", "3x32x32", "--data", "digits")
+    args = ("--recipe", "birds", "--epochs", 9, "--lr", 1e-12)
+    said = json.loads(legr("finetune", *net, *args, "--out", out, "--json"))
+    epochs = lines(out)[1:]
+    assert said["settings"]["patience"] == 3
+    assert said["epochs"] == len(epochs) == said["best_epoch"] + 3 < 9
+
+
+def test_a_teacher_helps(weights: Path, pruned: Path, tmp_path: Path) -> None:
+    """Short of labels' worth of epochs, the answers of the dense network say more."""
+    scores = {}
+    for name, extra in (("alone", ()), ("taught", ("--teacher", weights))):
+        out = tmp_path / f"{name}.safetensors"
+        args = ("--epochs", 2, "--lr", 0.02, *extra)
+        said = json.loads(legr("finetune", pruned, *TUNE, *args, "--out", out, "--json"))
+        scores[name] = said["validation"]["accuracy"]
+        sha = open_network(str(out), "digits_net:build").notes["training"]["teacher_sha256"]
+        assert (sha is None) == (name == "alone")
+    assert scores["taught"] != scores["alone"]
+    assert scores["taught"] > scores["alone"] - 0.05
+
+
+def test_statistics_alone(pruned: Path, tmp_path: Path) -> None:
+    """As `evaluate --recalibrate` sees it, in a file."""
+    out = tmp_path / "t.safetensors"
+    args = ("finetune", pruned, *TUNE, "--bn-recalibrate", "--out", out)
+    said = json.loads(legr(*args, "--json"))
+    seen = json.loads(legr("evaluate", pruned, *TUNE, "--recalibrate", "--json"))["scores"][0]
+    kept = json.loads(legr("evaluate", out, *TUNE, "--json"))["scores"][0]
+    assert said["test"]["accuracy"] == seen["accuracy"] == kept["accuracy"]
+    assert said["epochs"] == 0
+    changed = {n for n, t in tensors(out).items() if not torch.equal(t, tensors(pruned)[n])}
+    assert changed
+    assert all(n.endswith(("running_mean", "running_var", "batches_tracked")) for n in changed)
+    assert "leave --epochs out" in fails(*args, "--epochs", 3, "--force")
+    assert "leave --teacher out" in fails(*args, "--teacher", pruned, "--force")
+    normless = ("finetune", "--arch", "digits_net:normless", "--input", "3x32x32")
+    other = tmp_path / "n.safetensors"
+    said = fails(*normless, "--data", "digits", "--bn-recalibrate", "--out", other)
+    assert "has no BatchNorm" in said
+
+
+def test_large_images_are_read_from_their_files(tmp_path: Path) -> None:
+    """With loader processes, and without: the same weights."""
+    for label in range(2):
+        for row in range(6):
+            path = tmp_path / "images" / "train" / str(label) / f"{row}.jpg"
+            paint(path, (120, 110), seed=9 * label + row)
+    args = ("finetune", "--arch", "digits_net:build", "--input", "3x112x112", "--epochs", 1)
+    args = (*args, "--data", f"folder:{tmp_path / 'images'}", "--batch-size", 4)
+    found = []
+    for loaders in (0, 2):
+        out = tmp_path / f"{loaders}.safetensors"
+        legr(*args, "--loaders", loaders, "--out", out)
+        found.append(tensors(out))
+    assert same(*found)
+
+
+def torchrun(*args: object) -> subprocess.CompletedProcess:
+    """Two processes of a command or a script."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return subprocess.run(
+        [*command, *(str(arg) for arg in args)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_two_processes_end_as_one(pruned: Path, tmp_path: Path) -> None:
+    """The same accuracy within noise; one process writes and prints; killed, it goes on."""
+    alone, out = tmp_path / "alone.safetensors", tmp_path / "both.safetensors"
+    args = ("finetune", pruned, *TUNE, "--epochs", 8, "--json")
+    one = json.loads(legr(*args, "--out", alone))
+    done = torchrun("-m", "legr_cli", *args, "--out", out)
+    assert done.returncode == 0, done.stderr
+    two = json.loads(done.stdout)
+    assert done.stderr.count("2 processes with 64 images each") == 1
+    assert abs(one["test"]["accuracy"] - two["test"]["accuracy"]) < 0.05
+    assert two["test"]["images"] == 360
+    again = json.loads(legr("evaluate", out, *TUNE, "--json"))["scores"][0]
+    assert again["accuracy"] == two["test"]["accuracy"]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors", ".jsonl"}
+    odd = torchrun("-m", "legr_cli", *args, "--out", tmp_path / "odd.safetensors", "--batch-size=9")
+    assert odd.returncode != 0
+    assert "--batch-size 9 is shared by 2 processes: pass a multiple of 2" in odd.stderr
+
+
+RANKS = """
+import json, sys
+from dataclasses import replace
+import torch
+from legr_cli.models.registry import Arch, build
+from legr_cli.models.weights import fingerprint
+from legr_cli.training.data import open_data
+from legr_cli.training.finetune import Run
+from legr_cli.training.recipes import settings_of
+from legr_cli.training.team import assembled
+
+torch.set_num_threads(1)
+found = {}
+with assembled("cpu") as team:
+    for arch in ("digits_net:build", "digits_net:normless"):
+        data = open_data("digits", (3, 32, 32), seed=0)
+        settings = settings_of("quick", epochs=2, ema=0.9 if arch.endswith("build") else 0.0)
+        run = Run(build(Arch(arch), team.rank), data, settings, team)
+        run.agree()
+        while not run.over:
+            run.advance(lambda _: None)
+        found[arch] = fingerprint(run.model), fingerprint(run.result), run.standing
+        torch.save(run.model.state_dict(), f"{sys.argv[1]}/{arch}.{team.size}.{team.rank}.pt")
+with open(f"{sys.argv[1]}/{team.size}.{team.rank}.json", "w") as file:
+    json.dump(found, file)
+"""
+
+
+def test_both_processes_have_the_same_weights(tmp_path: Path) -> None:
+    """The second begins with others; without BatchNorm they are those of one process, too."""
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    done = torchrun(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    alone = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True)
+    assert alone.returncode == 0, alone.stderr
+    first, second = (json.loads((tmp_path / f"2.{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    name = tmp_path / "digits_net:normless"
+    one, two = (torch.load(f"{name}.{ranks}.0.pt", weights_only=True) for ranks in (1, 2))
+    begun = digits_net.normless()
+    for key, tensor in one.items():
+        assert torch.allclose(tensor, two[key], atol=1e-5), key
+        assert not torch.allclose(tensor, begun.state_dict()[key], atol=1e-3)
+
+
+def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
+    """The rate rises until nothing holds: the state of the last good epoch stays."""
+    out = tmp_path / "t.safetensors"
+    args = ("finetune", "--arch", "digits_net:normless", "--input", "3x32x32", "--data", "digits")
+    args = (*args, "--epochs", 40, "--lr", 400, "--warmup", 0.95, "--out", out)
+    said = fails(*args)
+    assert "the loss is no number any more in epoch" in said
+    assert "a lower --lr than 400 or --clip 1" in said
+    done = len(lines(out)) - 1
+    assert 1 <= done < 40
+    assert f"the state after epoch {done} is kept" in said
+    assert {path.suffix for path in tmp_path.iterdir()} == {".jsonl", ".state"}
+    assert fails(*args, "--resume") == said  # it is where it was
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "t.safetensors"
+    args = (*DROPPING, "--epochs", 5000, "--out", out)
+    process = spawn("legr_cli", "finetune", *args)
+    await_lines(out.with_suffix(".epochs.jsonl"), 3)
+    process.send_signal(signal.SIGINT)
+    printed, said = process.communicate(timeout=30)
+    assert (process.returncode, printed) == (130, "")
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("legr: stopped after ")
+    assert last.endswith(f"--out {out} --resume")
+    assert "Traceback" not in said
+
+
+def test_two_trainings_do_not_share_a_file(pruned: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.safetensors"
+    args = ("finetune", pruned, *TUNE, "--epochs", 5000, "--out", out)
+    process = spawn("legr_cli", *args)
+    try:
+        await_lines(out.with_suffix(".epochs.jsonl"), 2)
+        assert "another legr finetune is writing" in fails(*args, "--resume")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+FULL_DISK = """
+import resource, signal, sys
+from legr_cli.training import epochs
+from legr_cli.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+write, count = epochs.write_state, 0
+def writes(*args):
+    global count
+    count += 1
+    if count == 3:  # from here on, no file may be larger than this
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    write(*args)
+epochs.write_state = writes
+main()
+"""
+
+
+def test_a_full_disk_at_a_checkpoint(pruned: Path, tmp_path: Path) -> None:
+    out, whole = tmp_path / "t.safetensors", tmp_path / "whole.safetensors"
+    args = ["finetune", str(pruned), *TUNE, "--epochs", "5", "--out"]
+    command = [sys.executable, "-c", FULL_DISK, *args, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    said = done.stderr.strip().splitlines()[-1]
+    assert "the state after epoch 2 is kept; make room and go on with --resume" in said
+    assert "Traceback" not in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"t.state", "t.epochs.jsonl"}
+    legr(*args, out, "--resume")
+    legr(*args, whole)
+    assert same(tensors(out), tensors(whole))
+
+
+BAD: dict[str, tuple[tuple[str, ...], str]] = {
+    "no network": ((), "name a CHECKPOINT, or an --arch to train from scratch"),
+    "recipe": (("--recipe", "fast"), "--recipe fast: expected quick, cifar"),
+    "epochs": (("--epochs", "0"), "--epochs must be at least 1, got 0"),
+    "cuda": (("--device", "cuda"), "--device cuda: torch sees 0 CUDA devices here"),
+    "both": (("--resume", "--force"), "--resume goes on, --force begins anew: choose one"),
+    "temperature": (("--temperature", "2"), "--temperature is about a teacher"),
+    "teacher": (("--teacher", "nowhere.pth"), "--teacher: nowhere.pth does not exist"),
+    "batch": (("--batch-size", "1"), "--batch-size must be at least 2, got 1"),
+    "data": (("--data", "folder:nowhere"), "nowhere"),
+    "drops": (("--drops", "5,x"), "--drops 5,x: expected epochs such as 18,36,48, or none"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name: str, pruned: Path, tmp_path: Path) -> None:
+    args, message = BAD[name]
+    network = () if name == "no network" else (pruned, "--arch", "digits_net:build")
+    if name == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is CUDA here")
+    said = fails(
+        "finetune", *network, "--data", "digits", *args, "--out", tmp_path / "t.safetensors"
+    )
+    assert message in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_classes_unlike_the_data(weights: Path, pruned: Path, tmp_path: Path) -> None:
+    for label in range(3):
+        for row in range(4):
+            paint(tmp_path / "three" / "train" / str(label) / f"{row}.png", seed=9 * label + row)
+    data, out = f"folder:{tmp_path / 'three'}", tmp_path / "t.safetensors"
+    said = fails("finetune", pruned, *TUNE[:2], "--data", data, "--out", out)
+    assert "the network tells 10 classes apart" in said
+    assert "has 3" in said
+    fresh = ("--arch", "resnet20", "--data", data, "--out", out)
+    said = fails("finetune", *fresh, "--teacher", weights, "--teacher-arch", "digits_net:build")
+    assert said.startswith("legr: --teacher: ")
+    assert "10x48 in the file, 3x48 in the network" in said
+    said = fails("finetune", *fresh, "--teacher", "random:resnet32")
+    assert "--teacher: the network tells 10 classes apart" in said
+    (tmp_path / "three" / "train" / "1" / "2.png").write_bytes(b"no image")
+    said = fails("finetune", *fresh)
+    assert "2.png is no readable image" in said
+    assert not out.exists()
+
+
+def test_a_state_that_is_damaged_or_of_another_training(pruned: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.safetensors"
+    args = ("finetune", pruned, *TUNE, "--epochs", 3, "--out", out)
+    legr(*args)
+    state = out.with_suffix(".state")
+    state.write_bytes(b"x" * 100)
+    assert "t.state is damaged" in fails(*args, "--resume")
+    state.write_bytes(pruned.read_bytes())
+    assert "t.state is no training that this legr reads" in fails(*args, "--resume")
+    state.unlink()
+    out.unlink()
+    legr(*args, "--resume")  # nothing to go on from: all of it again
+    assert [line["epoch"] for line in lines(out)[1:]] == [1, 2, 3]
+    journal = out.with_suffix(".epochs.jsonl")
+    journal.unlink()
+    assert "has no t.epochs.jsonl beside it to go on with" in fails(*args, "--resume")
+
+
+def test_the_recipes_are_shown() -> None:
+    table = legr("finetune", "--recipes")
+    for text in ("0.1, ÷5 at 60/120/160", "0.01, ÷10 at 18/36/48", "0.01, ÷10 at 30/45"):
+        assert text in table
+    assert "0.01, ÷5 at 120/240/320" in table
+    assert re.search(r"birds +60 +0.01, ÷10 at 18/36/48 +20 ", table)
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_compiled(tmp_path: Path) -> None:
+    """The same weights as without, to rounding; only where there is a compiler."""
+    if os.system("g++ --version > /dev/null 2>&1"):
+        pytest.skip("torch.compile needs a C++ compiler")
+    found = []
+    for extra in ((), ("--compile",)):
+        out = tmp_path / f"{len(extra)}.safetensors"
+        args = ("--arch", "digits_net:build", "--input", "3x32x32", "--epochs", 1, "--lr", 0.01)
+        process = spawn("legr_cli", "finetune", *args, "--data", "digits", "--out", out, *extra)
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+        found.append(tensors(out))
+    for name, tensor in found[0].items():
+        assert torch.allclose(tensor, found[1][name], atol=1e-3), name
+
+
+def test_amp_is_left_out_where_it_does_not_help(
+    pruned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    out = tmp_path / "t.safetensors"
+    args = ["finetune", str(pruned), *TUNE, "--epochs", "1", "--amp", "--out", str(out)]
+    result = runner.invoke(app, args)
+    assert result.exit_code == 0, result.output
+    assert "--amp would be slower on this cpu: it is left out" in result.stderr
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True}, raising=False)
+    result = runner.invoke(app, [*args, "--force"])
+    assert result.exit_code == 0, result.output
+    assert "left out" not in result.stderr
+    assert open_network(str(out), "digits_net:build").notes["training"]["settings"]["amp"]
+
+
+def test_a_tuned_network_is_one_of_legrs_own(tmp_path: Path) -> None:
+    """No --arch is needed for it any more, and it can be pruned."""
+    out, small = tmp_path / "t.safetensors", tmp_path / "s.safetensors"
+    for label in "ab":
+        for row in range(4):
+            paint(tmp_path / "images" / "train" / label / f"{row}.png", seed=row)
+    data = ("--data", f"folder:{tmp_path / 'images'}")
+    legr("finetune", "--arch", "resnet20,pad=after", *data, "--epochs", 1, "--out", out)
+    legr("prune", out, "--flops", 0.5, "--out", small)
+    assert isinstance(legr_cli.load(small), nn.Module)
+    assert "2 val images" in legr("evaluate", small, *data, "--split", "val")
