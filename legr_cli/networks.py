@@ -4,7 +4,7 @@ import contextlib
 import io
 import itertools
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,24 @@ def _fresh(arch: Arch, input_shape: tuple[int, ...] | None, seed: int = 0) -> Ne
     statistics = default_statistics(arch)
     notes = {"statistics": statistics} if statistics else {}
     return Network(model, arch, input_shape or default_input(arch, model), None, notes)
+
+
+def with_new_head(network: Network, classes: int, seed: int = 0) -> Network:
+    """The same network with a last layer for other classes, which has random weights."""
+    if network.kept is not None:
+        raise ModelError("--new-head is for dense networks: give it one before it is pruned")
+    arch = replace(network.arch, classes=classes)
+    model, weights = build(arch, seed), network.model.state_dict()
+    own = model.state_dict()
+    other = {name for name in own if name not in weights or own[name].shape != weights[name].shape}
+    fits = all(n in weights and own[n].shape[1:] == weights[n].shape[1:] for n in other)
+    if not other or len({name.rpartition(".")[0] for name in other}) != 1 or not fits:
+        raise ModelError(
+            f"--new-head: {arch} for {classes} classes differs in {len(other)} tensors from "
+            "what it was, not in those of its last layer"
+        )
+    model.load_state_dict({name: (own if name in other else weights)[name] for name in own})
+    return replace(network, model=model, arch=arch)
 
 
 def _torchvision(text: str, input_shape: tuple[int, ...] | None) -> Network:

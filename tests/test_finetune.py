@@ -486,6 +486,25 @@ def test_classes_unlike_the_data(weights: Path, pruned: Path, tmp_path: Path) ->
     assert not out.exists()
 
 
+def test_a_new_head(weights: Path, pruned: Path, tmp_path: Path) -> None:
+    """Its last layer is new, all else is what it was: at a rate of almost 0 it stays so."""
+    for label in range(3):
+        for row in range(4):
+            paint(tmp_path / "three" / "train" / str(label) / f"{row}.png", seed=9 * label + row)
+    args = ("--data", f"folder:{tmp_path / 'three'}", "--new-head", "--lr", 1e-9, "--epochs", 1)
+    out = tmp_path / "t.safetensors"
+    legr("finetune", weights, *NET, *args, "--out", out)
+    network = open_network(str(out), "digits_net:build")
+    assert network.arch.classes == 3
+    found, before = network.model.state_dict(), torch.load(weights, weights_only=True)
+    assert found["11.weight"].shape == (3, 48)
+    for name in ("0.weight", "3.weight", "6.weight"):
+        assert torch.allclose(found[name], before[name], atol=1e-6)
+    again = (*NET[:2], *args, "--out", tmp_path / "u.safetensors")
+    assert "--new-head is for dense networks" in fails("finetune", pruned, *again)
+    assert "differs in 0 tensors" in fails("finetune", out, *again)
+
+
 def test_a_state_that_is_damaged_or_of_another_training(pruned: Path, tmp_path: Path) -> None:
     out = tmp_path / "t.safetensors"
     args = ("finetune", pruned, *TUNE, "--epochs", 3, "--out", out)

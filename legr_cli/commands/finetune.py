@@ -186,6 +186,15 @@ def finetune(
             help="Train nothing: only re-estimate BatchNorm statistics on 1,024 training images.",
         ),
     ] = False,
+    new_head: Annotated[
+        bool,
+        typer.Option(
+            "--new-head",
+            rich_help_panel=options.NETWORK,
+            help="Begin with a new last layer, for the classes of the data: to bring a network to "
+            "images of your own.",
+        ),
+    ] = False,
     normalize: options.Normalize = None,
     download: options.Download = False,
     device: options.Device = "auto",
@@ -277,7 +286,7 @@ def finetune(
         if team.leads:
             files.check()
         session = _open(
-            team, settings, checkpoint, arch, classes, shape, data, statistics, download
+            team, settings, checkpoint, arch, classes, shape, data, statistics, download, new_head
         )
         if teacher is not None:
             session = _with_teacher(session, teacher, teacher_arch)
@@ -317,10 +326,11 @@ def _open(
     data: str,
     statistics: dict[str, Any] | None,
     download: bool,
+    new_head: bool,
 ) -> "Session":
-    """The network and the images; a fresh network has as many classes as they."""
+    """The network and the images; a fresh network or head has as many classes as they."""
     from legr_cli.commands.show import console
-    from legr_cli.networks import open_network
+    from legr_cli.networks import open_network, with_new_head
     from legr_cli.training.data import open_data
     from legr_cli.training.measure import check_classes
     from legr_cli.training.session import Session
@@ -340,6 +350,8 @@ def _open(
             )
         if spec.startswith("random:") and classes is None:
             network = open_network(spec, arch, len(images.classes), shape, settings.seed)
+        elif new_head:
+            network = with_new_head(network, len(images.classes), settings.seed)
         check_classes(network.model, images)
     return Session(network, images, settings, team)
 
