@@ -62,6 +62,6 @@ def check_classes(model: torch.nn.Module, data: Data) -> None:
     if given.shape[1] != len(data.classes):
         raise DataError(
             f"the network tells {given.shape[1]} classes apart, {data.spec} has "
-            f"{len(data.classes)}: is it the right data? (legr finetune --new-head gives it another "
-            "last layer)"
+            f"{len(data.classes)}: is it the right data? (legr finetune --new-head gives "
+            "it another last layer)"
         )
