@@ -23,6 +23,10 @@ from typer.testing import CliRunner
 import legr_cli
 from legr_cli.cli import app
 from legr_cli.networks import open_network
+from legr_cli.training.data import open_data
+from legr_cli.training.finetune import Run
+from legr_cli.training.recipes import settings_of
+from legr_cli.training.team import Team
 
 runner = CliRunner()
 TESTS = str(Path(__file__).parent)
@@ -200,6 +204,26 @@ def test_killed_at_many_moments_it_ends_with_the_same_weights(
     assert told[0] == told[1]
     assert not out.with_suffix(".state").exists()
     assert not same(tensors(out, arch), open_network(f"random:{arch}").model.state_dict())
+
+
+def test_float16_goes_on_with_its_scale() -> None:
+    """Older GPUs: the loss is scaled, and how much is part of the state."""
+    data, cpu = open_data("digits", (3, 32, 32), seed=0), Team(torch.device("cpu"))
+    settings = settings_of("quick", epochs=2, batch_size=512)
+    first, second = (
+        Run(digits_net.build(), data, settings, cpu, half=torch.float16) for _ in range(2)
+    )
+    scaler = first._trainer.scaler
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**9})
+    first.advance(lambda _: None)
+    for name, tensor in second.tensors().items():
+        tensor.copy_(first.tensors()[name])
+    second.agree()
+    assert second._trainer.scaler.get_scale() == scaler.get_scale() == 2.0**9
+    for run in (first, second):
+        run.advance(lambda _: None)
+        assert run.over
+    assert same(first.model.state_dict(), second.model.state_dict())
 
 
 def test_resume_of_a_training_that_is_done(pruned: Path, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from torch import nn
 
 from legr_cli.errors import SettingError
 from legr_cli.settings import Training, parse_drops
+from legr_cli.training.average import moving_average
 from legr_cli.training.data import Feed
-from legr_cli.training.finetune import _moving
 from legr_cli.training.loop import Trainer, sgd, train
 from legr_cli.training.objective import objective, teacher_from
 from legr_cli.training.recipes import RECIPES, rate, settings_of
@@ -150,9 +150,7 @@ def test_a_teacher_sees_images_in_its_own_normalisation() -> None:
 
 def test_moving_average() -> None:
     """Weights 1, 2, 4. The first is copied; then the decay is 2/11, and 0.2 for 3/12 is more."""
-    average = torch.optim.swa_utils.AveragedModel(
-        model := nn.BatchNorm1d(1), multi_avg_fn=_moving(0.2), use_buffers=True
-    )
+    average = moving_average(model := nn.BatchNorm1d(1), 0.2)
     for value in (1.0, 2.0, 4.0):
         with torch.no_grad():
             model.weight.fill_(value)
@@ -175,15 +173,18 @@ def test_clipping() -> None:
     assert (model.weight - before).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
-def test_half_precision_learns_the_same() -> None:
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_half_precision_learns_the_same(kind: torch.dtype) -> None:
     """bfloat16 has 8 bits: the weights after ten steps agree to about a hundredth."""
     torch.manual_seed(0)
     batches = [(torch.randn(32, 6), torch.randint(3, (32,))) for _ in range(10)]
     weights = []
-    for half in (None, torch.bfloat16):
+    for half in (None, kind):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
-        train(Trainer(model, sgd(model, 0.1), half=half), batches)
+        trainer = Trainer(model, sgd(model, 0.1), half=half)
+        assert trainer.scaler.is_enabled() == (half == torch.float16)
+        train(trainer, batches)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert weights[0].dtype == weights[1].dtype == torch.float32
     assert not torch.equal(*weights)

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
     from legr_cli.journal import Line
     from legr_cli.training.epochs import Files
-    from legr_cli.training.finetune import Progress, Run
+    from legr_cli.training.finetune import Run
     from legr_cli.training.session import Session
+    from legr_cli.training.tally import Progress
 
 
 def trained(session: "Session", run: "Run", files: "Files", as_json: bool) -> None:
@@ -51,17 +52,18 @@ def trained(session: "Session", run: "Run", files: "Files", as_json: bool) -> No
         model = run.finish()
         test = None if data.test is None else run.measure(data.test).line()
         if record is not None:
-            best = {"accuracy": run.standing["best_accuracy"], "loss": run.standing["best_loss"]}
+            epoch = int(run.standing["best_epoch"])
+            best = {key: record.book.lines[epoch][key] for key in ("accuracy", "loss")}
             seconds = sum(line["seconds"] for line in record.book.lines.values())
             reached = {
                 "epochs": run.epoch,
-                "best_epoch": int(run.standing["best_epoch"]),
+                "best_epoch": epoch,
                 "validation": {**best, "images": len(data.validation)},
                 "test": test,
                 "seconds": round(seconds, 1),
             }
             _write(session, files, model, header, reached)
-            _show(session, files, header["before"], reached, as_json)
+            _show(session, files, header, reached, as_json)
 
 
 def recalibrated(session: "Session", run: "Run", files: "Files", as_json: bool) -> None:
@@ -82,7 +84,7 @@ def recalibrated(session: "Session", run: "Run", files: "Files", as_json: bool) 
     }
     if team.leads:
         _write(session, files, run.model, header, reached)
-        _show(session, files, header["before"], reached, as_json)
+        _show(session, files, header, reached, as_json)
 
 
 class _View:
@@ -168,18 +170,19 @@ def _show_again(session: "Session", files: "Files", header: "Line", as_json: boo
     if not isinstance(notes, dict) or not {"before", "validation", "test"} <= set(notes):
         raise TrainingError(f"{files.out} is not of this training: --force begins anew")
     show.console().print("nothing is left to train", style="dim")
-    _show(session, files, notes["before"], notes, as_json)
+    _show(session, files, {**header, "before": notes["before"]}, notes, as_json)
 
 
 def _show(
-    session: "Session", files: "Files", before: "Line", reached: "Line", as_json: bool
+    session: "Session", files: "Files", header: "Line", reached: "Line", as_json: bool
 ) -> None:
     """What was gained, and the network's name on stdout; or everything as JSON."""
+    before = header["before"]
     if as_json:
         facts: dict[str, Any] = {"legr": __version__, "file": str(files.out), "before": before}
         about = ("epochs", "best_epoch", "validation", "test", "seconds")
         facts |= {key: reached[key] for key in about if key in reached}
-        show.emit({**facts, "settings": session.header()["settings"]})
+        show.emit({**facts, "settings": header["settings"]})
         return
     table = show.table("accuracy", "network", "validation", "test", left=("network",))
     table.add_row("before", f"{before['accuracy']:.2%}", "")

@@ -6,38 +6,24 @@ goes on after a kill ends as if it had never stopped.
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
-from legr_cli.errors import ModelError, SettingError, TrainingError
+from legr_cli.errors import ModelError, SettingError
+from legr_cli.journal import Line
 from legr_cli.settings import Training
+from legr_cli.training.average import moving_average
 from legr_cli.training.batches import Serving, in_order, shuffled, steps_in
 from legr_cli.training.data import Data, Part
 from legr_cli.training.loop import Score, Trainer, evaluate, number, sgd, train
 from legr_cli.training.objective import Teacher, objective
 from legr_cli.training.recipes import rate
+from legr_cli.training.tally import Progress, Tally, Watch
 from legr_cli.training.team import Team
 
-_LOOK = 0.5  # seconds between looks at the loss, for which the device must finish its work
 _STANDING = ("epoch", "best_epoch", "best_accuracy", "best_loss")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What there is to see in the middle of an epoch."""
-
-    epoch: int  # from 1
-    step: int  # done, of this epoch
-    steps: int
-    loss: float  # mean over this epoch's images so far
-    accuracy: float  # on them, before each step
-    images_per_second: float
 
 
 class Run:
@@ -69,11 +55,7 @@ class Run:
         )
         for parameter in self.model.parameters():  # zeros are what SGD begins with
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        self._average = (
-            AveragedModel(self.model, multi_avg_fn=_moving(settings.ema), use_buffers=True)
-            if settings.ema
-            else None
-        )
+        self._average = moving_average(self.model, settings.ema) if settings.ema else None
         worked = _worked(self.model, team, compiled)
         self._trainer = Trainer(
             worked, optimizer, objective(settings, teacher), half, settings.clip
@@ -128,62 +110,69 @@ class Run:
                 {**scaler.state_dict(), "scale": scale, "_growth_tracker": int(growth)}
             )
 
-    def advance(self, watch: Callable[[Progress], None]) -> dict[str, Any]:
+    def advance(self, watch: Watch) -> Line:
         """Train for one epoch and measure; the line that the journal has of it."""
-        epoch, seed = self.epoch, self.settings.seed
         begun = time.perf_counter()
-        tally = _Tally(self, epoch + 1, watch)
-        generator = torch.Generator().manual_seed(_seed(seed, epoch))
-        own = [self.team.device] if self.team.device.type == "cuda" else []
-
-        def lr(step: int) -> float:
-            return rate(self.settings, epoch + (step + 0.5) / self.steps)
-
-        def after(*step: Any) -> None:
-            if self._average is not None:
-                self._average.update_parameters(self.model)
-            tally.add(*step)
-
-        with torch.random.fork_rng(devices=own):  # for dropout and the like
-            torch.manual_seed(_seed(seed, epoch, self.team.rank))
-            try:
-                train(
-                    self._trainer,
-                    shuffled(self.data.train, self._serving, generator),
-                    lr,
-                    after,
-                )
-            except torch.OutOfMemoryError as error:
-                raise ModelError(
-                    "the device has too little memory: pass a smaller --batch-size"
-                ) from error
-        reached = tally.finish()
-        for model in dict.fromkeys((self.model, self.result)):  # each has seen its own images
-            self.team.average(b for b in model.buffers() if b.is_floating_point())
+        reached = self._learn(watch)
         trained = time.perf_counter()
         score = self.measure(self.data.validation)
-        self._standing[0] = epoch + 1
-        if scaler := self._trainer.scaler.state_dict():
-            self._scale[:] = torch.tensor([scaler["scale"], scaler["_growth_tracker"]])
-        loss = score.loss if math.isfinite(score.loss) else math.inf
-        best = self.standing
-        if (score.accuracy, -loss) > (best["best_accuracy"], -best["best_loss"]):
-            self._standing[1:] = torch.tensor([epoch + 1, score.accuracy, loss], dtype=torch.double)
-            for name, tensor in self.result.state_dict().items():
-                self._best[name].copy_(tensor)
+        self._judge(score)
         end = time.perf_counter()
         return {
-            "epoch": epoch + 1,
-            "lr": lr(0),
+            "epoch": self.epoch,
+            "lr": rate(self.settings, self.epoch - 1 + 0.5 / self.steps),
             "train_loss": reached.loss,
             "train_accuracy": reached.accuracy,
             "accuracy": score.accuracy,
             "loss": number(score.loss),
-            "best": self.standing["best_epoch"] == epoch + 1,
+            "best": self.standing["best_epoch"] == self.epoch,
             "images_per_second": round(reached.images_per_second, 1),
             "seconds": round(end - begun, 3),
             "measure_seconds": round(end - trained, 3),
         }
+
+    def _learn(self, watch: Watch) -> Progress:
+        """One step for each batch of an epoch."""
+        epoch, settings, team = self.epoch, self.settings, self.team
+        tally = Tally(settings, epoch + 1, len(self.data.train), self.steps, team.device)
+
+        def lr(step: int) -> float:
+            return rate(settings, epoch + (step + 0.5) / self.steps)
+
+        def after(step: int, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
+            if self._average is not None:
+                self._average.update_parameters(self.model)
+            tally.add(step, logits, labels, loss)
+            tally.look(watch)
+
+        generator = torch.Generator().manual_seed(_seed(settings.seed, epoch))
+        batches = shuffled(self.data.train, self._serving, generator)
+        own = [team.device] if team.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=own):  # for dropout and the like
+            torch.manual_seed(_seed(settings.seed, epoch, team.rank))
+            try:
+                train(self._trainer, batches, lr, after)
+            except torch.OutOfMemoryError as error:
+                raise ModelError(
+                    "the device has too little memory: pass a smaller --batch-size"
+                ) from error
+        for model in dict.fromkeys((self.model, self.result)):  # each has seen its own images
+            team.average(b for b in model.buffers() if b.is_floating_point())
+        if scaler := self._trainer.scaler.state_dict():
+            self._scale[:] = torch.tensor([scaler["scale"], scaler["_growth_tracker"]])
+        return tally.now(team.sum(tally.sums))
+
+    def _judge(self, score: Score) -> None:
+        """An epoch is done; keep its network if there was none better."""
+        self._standing[0] += 1
+        loss = score.loss if math.isfinite(score.loss) else math.inf
+        best = self.standing
+        if (score.accuracy, -loss) > (best["best_accuracy"], -best["best_loss"]):
+            self._standing[1:] = torch.tensor(
+                [self.epoch, score.accuracy, loss], dtype=torch.double
+            )
+            for name, tensor in self.result.state_dict().items():
+                self._best[name].copy_(tensor)
 
     def finish(self) -> nn.Module:
         """The best network there was; it is what is measured from now on."""
@@ -199,75 +188,9 @@ class Run:
         return evaluate(self.result, in_order(part, serving), team.sum)
 
 
-class _Tally:
-    """Loss, accuracy and speed of an epoch as it goes, summed on the device."""
-
-    def __init__(self, run: Run, epoch: int, watch: Callable[[Progress], None]) -> None:
-        self.run, self.epoch, self.watch = run, epoch, watch
-        self.sums = torch.zeros(3, device=run.team.device)
-        self.step, self.begun = 0, time.perf_counter()
-        self.looked = self.begun
-
-    def add(self, step: int, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
-        """Count a step, and now and then show where things stand."""
-        right = (logits.argmax(1) == labels).sum()
-        count = torch.full_like(loss, len(labels))
-        self.sums += torch.stack([loss * len(labels), right, count])
-        self.step = step + 1
-        if time.perf_counter() - self.looked >= _LOOK:
-            self.watch(self.now(self.sums.tolist()))
-
-    def now(self, sums: list[float]) -> Progress:
-        """Where things stand; an error if the loss is no number any more."""
-        self.looked = time.perf_counter()
-        loss, right, count = sums
-        if not math.isfinite(loss):
-            raise TrainingError(_diverged(self.run, self.epoch))
-        seen = min(self.step * self.run.settings.batch_size, len(self.run.data.train))
-        speed = seen / (self.looked - self.begun)
-        return Progress(self.epoch, self.step, self.run.steps, loss / count, right / count, speed)
-
-    def finish(self) -> Progress:
-        """The whole epoch, over all processes."""
-        return self.now(self.run.team.sum(self.sums).tolist())
-
-
-def _diverged(run: Run, epoch: int) -> str:
-    """What to do about a loss that is no number."""
-    settings = run.settings
-    advice = [f"a lower --lr than {settings.lr:g}"]
-    if not settings.clip:
-        advice.append("--clip 1")
-    if not settings.warmup:
-        advice.append("--warmup 0.1")
-    if settings.amp:
-        advice.append("no --amp")
-    done = run.epoch
-    kept = f"the state after epoch {done} is kept" if done else "nothing was written"
-    return (
-        f"the loss is no number any more in epoch {epoch}; {kept}. Begin anew with --force and "
-        f"{' or '.join(advice)}"
-    )
-
-
 def _seed(*numbers: int) -> int:
     """A seed made of several numbers, another for any other numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def _moving(decay: float) -> Callable[[Any, Any, Any], None]:
-    """An exponential average that is short while there is little to average over."""
-
-    @torch.no_grad()
-    def update(averages: Any, values: Any, updates: Any) -> None:
-        count = int(updates)
-        weight = 1 - min(decay, (1 + count) / (10 + count))
-        if averages[0].is_floating_point():
-            torch._foreach_lerp_(averages, values, weight)
-        else:
-            torch._foreach_copy_(averages, values)  # how many batches were seen
-
-    return update
 
 
 def _worked(model: nn.Module, team: Team, compiled: bool) -> nn.Module:

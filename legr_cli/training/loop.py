@@ -66,7 +66,8 @@ class Trainer:
     ) -> None:
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.half, self.clip = half, clip
-        self.scaler = torch.amp.GradScaler(enabled=half == torch.float16)
+        device = next(model.parameters()).device.type
+        self.scaler = torch.amp.GradScaler(device, enabled=half == torch.float16)
 
     def step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Learn from one batch; the logits and the loss before that."""

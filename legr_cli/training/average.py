@@ -1,0 +1,25 @@
+"""The moving average of a network's weights and statistics."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+
+def moving_average(model: nn.Module, decay: float) -> AveragedModel:
+    """A copy that follows `model`: a ← d·a + (1 − d)·w, d = min(decay, (1 + n) / (10 + n)).
+
+    n counts updates: while there is little to average over, the average is short.
+    """
+
+    @torch.no_grad()
+    def update(averages: Any, values: Any, updates: Any) -> None:
+        count = int(updates)
+        weight = 1 - min(decay, (1 + count) / (10 + count))
+        if averages[0].is_floating_point():
+            torch._foreach_lerp_(averages, values, weight)
+        else:
+            torch._foreach_copy_(averages, values)  # how many batches were seen
+
+    return AveragedModel(model, multi_avg_fn=update, use_buffers=True)
