@@ -207,6 +207,12 @@ def _card(spec: str, header: str) -> dict[str, Any]:
     return {"arch": arch, "input": shape, "kept": kept, "notes": notes}
 
 
+def read_notes(path: Path) -> dict[str, Any]:
+    """What the header of a file of legr's notes; nothing for others."""
+    header = read_weights(path)[1]
+    return dict(_card(str(path), header[_KEY])["notes"]) if _KEY in header else {}
+
+
 def _is_list_of_channels(line: Any) -> bool:
     """Whether these are whole numbers, each once and in order."""
     return (

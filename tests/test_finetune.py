@@ -236,8 +236,13 @@ def test_resume_of_a_training_that_is_done(pruned: Path, tmp_path: Path) -> None
     assert "is in the way, a network: --resume goes on with it" in fails(*args)
     other = fails(*args, "--resume", "--lr", 0.3, "--ema", 0.5)
     assert "of another training: --lr was 0.05, is 0.3; --ema was 0.0, is 0.5." in other
+    old = out.read_bytes()
     legr(*args, "--force", "--lr", 0.3)
     assert lines(out)[0]["settings"]["lr"] == 0.3
+    new = tensors(out)
+    out.write_bytes(old)  # as if --force had been killed in its first epoch
+    legr(*args, "--resume", "--lr", 0.3)
+    assert same(tensors(out), new)
 
 
 def test_resume_of_another_training_is_refused(weights: Path, pruned: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A training from its first epoch to its file, as people watch it."""
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legr_cli import __version__
 from legr_cli.commands import show
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 
 def trained(session: "Session", run: "Run", files: "Files", as_json: bool) -> None:
     """Train, with something to look at, and write the best network."""
-    from legr_cli.training.epochs import BEGUN, DONE, recorded
+    from legr_cli.training.epochs import key_of, recorded
 
     team, data, header = session.team, session.data, session.header()
-    far, then = files.found() if team.leads else (0, None)
-    far = team.told(far)
-    if far == DONE:
-        if team.leads:
-            _show_again(session, files, header, as_json)
+    done = files.done(key_of(header)) if team.leads else None
+    if team.told(done is not None):
+        if done is not None:
+            show.console().print("nothing is left to train", style="dim")
+            _show(session, files, done, as_json)
         return
+    then = files.begun() if team.leads else None
     header["before"] = then and then.get("before")
-    if far != BEGUN:
+    if not team.told(then is not None):
         header["before"] = run.measure(data.validation).line()
     with contextlib.ExitStack() as stack:
         record = stack.enter_context(recorded(files, header, run.tensors())) if team.leads else None
@@ -62,8 +63,7 @@ def trained(session: "Session", run: "Run", files: "Files", as_json: bool) -> No
                 "test": test,
                 "seconds": round(seconds, 1),
             }
-            _write(session, files, model, header, reached)
-            _show(session, files, header, reached, as_json)
+            _write(session, files, model, header, reached, as_json)
 
 
 def recalibrated(session: "Session", run: "Run", files: "Files", as_json: bool) -> None:
@@ -83,8 +83,7 @@ def recalibrated(session: "Session", run: "Run", files: "Files", as_json: bool) 
         "test": None if data.test is None else run.measure(data.test).line(),
     }
     if team.leads:
-        _write(session, files, run.model, header, reached)
-        _show(session, files, header, reached, as_json)
+        _write(session, files, run.model, header, reached, as_json)
 
 
 class _View:
@@ -147,42 +146,31 @@ def _greeting(session: "Session", run: "Run", before: "Line | None", resume: boo
 
 
 def _write(
-    session: "Session", files: "Files", model: "nn.Module", header: "Line", reached: "Line"
+    session: "Session",
+    files: "Files",
+    model: "nn.Module",
+    header: "Line",
+    reached: "Line",
+    as_json: bool,
 ) -> None:
     """The network's file; its state is of no more use then."""
     from legr_cli.files import staged
     from legr_cli.networks import save_network
 
+    network = session.result(model, header, reached)
     with staged() as stage:
-        save_network(session.result(model, header, reached), stage.file(files.out))
+        save_network(network, stage.file(files.out))
     files.state.unlink(missing_ok=True)
+    _show(session, files, network.notes["training"], as_json)
 
 
-def _show_again(session: "Session", files: "Files", header: "Line", as_json: bool) -> None:
-    """A training that is complete, and the same as is asked for now."""
-    from legr_cli.errors import TrainingError
-    from legr_cli.journal import journal
-    from legr_cli.networks import open_network
-    from legr_cli.training.epochs import EPOCHS
-
-    with journal(files.epochs, EPOCHS, header, resume=True):  # an error if it is another
-        notes = open_network(str(files.out), usual=session.network.arch).notes.get("training")
-    if not isinstance(notes, dict) or not {"before", "validation", "test"} <= set(notes):
-        raise TrainingError(f"{files.out} is not of this training: --force begins anew")
-    show.console().print("nothing is left to train", style="dim")
-    _show(session, files, {**header, "before": notes["before"]}, notes, as_json)
-
-
-def _show(
-    session: "Session", files: "Files", header: "Line", reached: "Line", as_json: bool
-) -> None:
+def _show(session: "Session", files: "Files", reached: "Line", as_json: bool) -> None:
     """What was gained, and the network's name on stdout; or everything as JSON."""
-    before = header["before"]
+    before = reached["before"]
     if as_json:
-        facts: dict[str, Any] = {"legr": __version__, "file": str(files.out), "before": before}
-        about = ("epochs", "best_epoch", "validation", "test", "seconds")
-        facts |= {key: reached[key] for key in about if key in reached}
-        show.emit({**facts, "settings": header["settings"]})
+        about = ("before", "epochs", "best_epoch", "validation", "test", "seconds", "settings")
+        facts = {key: reached[key] for key in about if key in reached}
+        show.emit({"legr": __version__, "file": str(files.out), **facts})
         return
     table = show.table("accuracy", "network", "validation", "test", left=("network",))
     table.add_row("before", f"{before['accuracy']:.2%}", "")

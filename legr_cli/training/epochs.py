@@ -28,9 +28,9 @@ from legr_cli.journal import (
     read_header,
 )
 from legr_cli.models.weights import read_safetensors, write_weights
+from legr_cli.networks import read_notes
 
 FORMAT, VERSION = "legr-training", 1
-NEW, BEGUN, DONE = range(3)  # how far a training is
 _KEY = "legr"
 
 
@@ -62,7 +62,7 @@ class Files:
                 f"--out {self.out}: name a file that ends in .safetensors (200 letters at most)"
             )
         require_folder(self.out)
-        found = {"a network": self.out, "a training": self.epochs, "a training's": self.state}
+        found = {"a network": self.out, "a training": self.epochs, "its state": self.state}
         for what, path in found.items():
             if path.exists() and not (self.resume or self.force):
                 raise OutputError(
@@ -74,12 +74,16 @@ class Files:
                 f"{self.out} has no {self.epochs.name} beside it to go on with: --force begins anew"
             )
 
-    def found(self) -> tuple[int, Line | None]:
-        """How far a training to go on with is, and its header: NEW, BEGUN or DONE."""
-        then = read_header(self.epochs, EPOCHS) if self.resume else None
-        if then is not None and self.state.exists():
-            return BEGUN, then
-        return (NEW if then is None or not self.out.exists() else DONE), then
+    def begun(self) -> Line | None:
+        """The header of a training to go on with, of which an epoch is done."""
+        return read_header(self.epochs, EPOCHS) if self.resume and self.state.exists() else None
+
+    def done(self, key: str) -> Line | None:
+        """What a network's file says of its training, if it is this one and complete."""
+        if not self.resume or not self.out.exists() or self.state.exists():
+            return None
+        training = read_notes(self.out).get("training")
+        return training if isinstance(training, dict) and training.get("key") == key else None
 
 
 def _is_header(line: Line) -> bool:
@@ -113,7 +117,7 @@ EPOCHS = Kind(
 @contextlib.contextmanager
 def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator["Record"]:
     """Open the record of a training; one that goes on gives `tensors` what it had stopped with."""
-    key = identity_of(header)
+    key = key_of(header)
     found = read_state(files.state) if files.resume and files.state.exists() else None
     done = 0 if found is None else found.epoch
     with journal(files.epochs, EPOCHS, header, files.resume, files.force, keep=done) as book:
@@ -151,7 +155,7 @@ class State:
     tensors: dict[str, Tensor]
 
 
-def identity_of(header: Line) -> str:
+def key_of(header: Line) -> str:
     """What tells a training from others; of what was measured, nothing."""
     about = {key: value for key, value in header.items() if key != "before"}
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()

@@ -15,6 +15,7 @@ from legr_cli.networks import Network
 from legr_cli.settings import Training
 from legr_cli.training.data import Data, feed_for
 from legr_cli.training.devices import half_precision
+from legr_cli.training.epochs import key_of
 from legr_cli.training.finetune import Run
 from legr_cli.training.objective import Teacher, teacher_from
 from legr_cli.training.team import Team
@@ -74,6 +75,7 @@ class Session:
         """A trained network, with all that its file says of how it was made."""
         about = ("before", "settings", "weights_sha256", "teacher_sha256", "data")
         training = {
+            "key": key_of(header),
             **reached,
             **{key: header[key] for key in about},
             "processes": self.team.size,
