@@ -37,7 +37,7 @@ def test_first_real_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_learning_on_your_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The three commands as they stand, on a small set and with few candidates."""
+    """Learn, prune, evaluate and fine-tune as it stands there, on a small set and shorter."""
     monkeypatch.chdir(tmp_path)
     torch.save(open_network("random:resnet56").model.state_dict(), "resnet56.th")
     for i in range(10):
@@ -57,6 +57,12 @@ def test_learning_on_your_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     result = CliRunner().invoke(app, ["evaluate", *networks[:2], *rest])
     assert result.exit_code == 0, result.output
     assert "20 test images of cifar10:images" in result.stdout
+    *tune, evaluate = blocks("sh")[4].replace("cifar10:DIR", "cifar10:images").splitlines()
+    few = ["--epochs", "1", "--batch-size", "16"]
+    for command in (*(shlex.split(line) + few for line in tune), shlex.split(evaluate)):
+        result = CliRunner().invoke(app, command[1:])
+        assert result.exit_code == 0, result.output
+    assert "better.safetensors" in result.stdout
 
 
 def test_links_lead_somewhere() -> None:
