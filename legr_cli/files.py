@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from legr_cli.errors import OutputError
+from legr_cli.errors import OutputError, SettingError
 
 
 class Staged:
@@ -57,6 +57,29 @@ def require_folder(out: Path) -> None:
     """Say that there is no place for a result before any work is done."""
     if not out.parent.is_dir():
         raise OutputError(f"--out {out}: the folder {out.parent} does not exist; create it first")
+
+
+def check_out(out: Path, suffix: str, beside: dict[str, Path], resume: bool, force: bool) -> None:
+    """Say what is in the way of work that can be resumed; `beside`: what it leaves, by its name.
+
+    The last of them is what work goes on with.
+    """
+    if resume and force:
+        raise SettingError("--resume goes on, --force begins anew: choose one")
+    if out.suffix != suffix or len(out.name) > 200 or out.is_dir():
+        raise OutputError(f"--out {out}: name a file that ends in {suffix} (200 letters at most)")
+    require_folder(out)
+    for what, path in beside.items():
+        if path.exists() and not (resume or force):
+            raise OutputError(
+                f"{path} is in the way, {what}: --resume goes on with it if it was stopped, "
+                "--force begins anew, or choose another --out"
+            )
+    record = list(beside.values())[-1]
+    if resume and out.exists() and not record.exists():
+        raise OutputError(
+            f"{out} has no {record.name} beside it to go on with: --force begins anew"
+        )
 
 
 def _settle(path: Path) -> None:

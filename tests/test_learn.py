@@ -530,7 +530,7 @@ def test_a_ranking_without_history_is_not_resumed(weights: Path, tmp_path: Path)
     args = ("learn", weights, *NET, *QUICK, "--candidates", 1, "--out", out, "--resume")
     result = runner.invoke(app, [str(arg) for arg in args])
     assert result.exit_code == 1
-    assert "has no history beside it" in result.stderr
+    assert "has no r.history.jsonl beside it" in result.stderr
     assert out.read_text() == '{"precious": 1}'
 
 

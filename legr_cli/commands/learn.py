@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from legr_cli.commands import options
-from legr_cli.errors import OutputError, SettingError
 
 if TYPE_CHECKING:
     from legr_cli.search.session import Session
@@ -201,25 +200,14 @@ def learn(
 
 def _check_out(out: Path, resume: bool, force: bool) -> Header:
     """Say what is in the way before any work is done; what the search to resume was begun with."""
-    from legr_cli.files import require_folder
+    from legr_cli.files import check_out
     from legr_cli.journal import read_header
     from legr_cli.search.history import HISTORY, history_of
 
-    if resume and force:
-        raise SettingError("--resume goes on, --force begins anew: choose one")
-    if out.suffix != ".json" or len(out.name) > 200 or out.is_dir():
-        raise OutputError(f"--out {out}: name a file that ends in .json (200 letters at most)")
-    require_folder(out)
-    then = read_header(history_of(out), HISTORY) if resume else None
-    if resume and then is None and out.exists():
-        raise OutputError(f"{out} has no history beside it to go on with: --force begins anew")
-    for path, what in ((out, "a ranking"), (history_of(out), "the history of a search")):
-        if path.exists() and not (resume or force):
-            raise OutputError(
-                f"{path} is in the way, {what}: --resume goes on with it if it was stopped, "
-                "--force begins anew, or choose another --out"
-            )
-    return then
+    history = history_of(out)
+    beside = {"a ranking": out, "the history of a search": history}
+    check_out(out, ".json", beside, resume, force)
+    return read_header(history, HISTORY) if resume else None
 
 
 def _cluster_size(client: Any, then: Header) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from legr_cli.errors import CheckpointError, OutputError, SettingError, TrainingError
-from legr_cli.files import require_folder, staged
+from legr_cli.errors import CheckpointError, OutputError, TrainingError
+from legr_cli.files import check_out, staged
 from legr_cli.journal import (
     Journal,
     Kind,
@@ -54,25 +54,8 @@ class Files:
 
     def check(self) -> None:
         """Say what is in the way before any work is done."""
-        if self.resume and self.force:
-            raise SettingError("--resume goes on, --force begins anew: choose one")
-        long = len(self.out.name) > 200
-        if self.out.suffix != ".safetensors" or long or self.out.is_dir():
-            raise OutputError(
-                f"--out {self.out}: name a file that ends in .safetensors (200 letters at most)"
-            )
-        require_folder(self.out)
-        found = {"a network": self.out, "a training": self.epochs, "its state": self.state}
-        for what, path in found.items():
-            if path.exists() and not (self.resume or self.force):
-                raise OutputError(
-                    f"{path} is in the way, {what}: --resume goes on with it if it was stopped, "
-                    "--force begins anew, or choose another --out"
-                )
-        if self.resume and self.out.exists() and not self.epochs.exists():
-            raise OutputError(
-                f"{self.out} has no {self.epochs.name} beside it to go on with: --force begins anew"
-            )
+        beside = {"a network": self.out, "its state": self.state, "a training": self.epochs}
+        check_out(self.out, ".safetensors", beside, self.resume, self.force)
 
     def begun(self) -> Line | None:
         """The header of a training to go on with, of which an epoch is done."""
