@@ -2,6 +2,7 @@
 
 import inspect as inspection
 import io
+import os
 import re
 import sys
 import warnings
@@ -84,6 +85,9 @@ def main() -> None:
     """The console script: the app, without the warnings of the libraries that it calls."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: nobody listens
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without α shows a question mark

@@ -66,8 +66,8 @@ def check_out(out: Path, suffix: str, beside: dict[str, Path], resume: bool, for
     """
     if resume and force:
         raise SettingError("--resume goes on, --force begins anew: choose one")
-    if out.suffix != suffix or len(out.name) > 200 or out.is_dir():
-        raise OutputError(f"--out {out}: name a file that ends in {suffix} (200 letters at most)")
+    if out.suffix != suffix or len(os.fsencode(out.name)) > 200 or out.is_dir():
+        raise OutputError(f"--out {out}: name a file that ends in {suffix} (200 bytes at most)")
     require_folder(out)
     for what, path in beside.items():
         if path.exists() and not (resume or force):

@@ -84,6 +84,8 @@ def journal(
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
     with file:
         _lock(file, path, kind)
+        if hasattr(os, "register_at_fork"):  # a loader process must not hold the lock longer
+            os.register_at_fork(after_in_child=file.close)
         if not resume and not force and path.stat().st_size:
             raise OutputError(
                 f"{path} is in the way: another {kind.work} has begun there meanwhile"

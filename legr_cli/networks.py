@@ -93,16 +93,12 @@ def with_new_head(network: Network, classes: int, seed: int = 0) -> Network:
     if network.kept is not None:
         raise ModelError("--new-head is for dense networks: give it one before it is pruned")
     arch = replace(network.arch, classes=classes)
-    model, weights = build(arch, seed), network.model.state_dict()
-    own = model.state_dict()
-    other = {name for name in own if name not in weights or own[name].shape != weights[name].shape}
-    fits = all(n in weights and own[n].shape[1:] == weights[n].shape[1:] for n in other)
-    if not other or len({name.rpartition(".")[0] for name in other}) != 1 or not fits:
-        raise ModelError(
-            f"--new-head: {arch} for {classes} classes differs in {len(other)} tensors from "
-            "what it was, not in those of its last layer"
-        )
-    model.load_state_dict({name: (own if name in other else weights)[name] for name in own})
+    model, weights = build(arch, seed).float(), network.model.state_dict()
+    own, more = model.state_dict(), build(replace(arch, classes=classes + 1)).state_dict()
+    head = {n for n in own if n not in more or own[n].shape != more[n].shape}
+    if len({name.rpartition(".")[0] for name in head}) != 1:
+        raise ModelError(f"--new-head: {arch} has no last layer that depends on num_classes alone")
+    fill(model, {n: own[n] if n in head else weights[n] for n in own if n in weights}, arch, "it")
     return replace(network, model=model, arch=arch)
 
 

@@ -218,6 +218,8 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise SettingError(f"--lr must be over 0, got {self.lr}")
         _within(
             self,
             epochs=(1, MANY),
@@ -235,13 +237,13 @@ class Training:
             teacher_weight=(0, 1),
             temperature=(0.01, 1000),
         )
-        if not self.lr:
-            raise SettingError("--lr must be over 0")
         if self.nesterov and not self.momentum:
             raise SettingError("--momentum 0 has no Nesterov form: pass --no-nesterov")
         _one_of(self, schedule=("steps", "one-cycle"))
-        if any(b <= a for a, b in itertools.pairwise((0, *self.drops))):
-            raise SettingError("--drops: expected epochs over 0 in rising order")
+        if any(b <= a for a, b in itertools.pairwise((0, *self.drops, self.epochs))):
+            raise SettingError("--drops: expected epochs in rising order, before the last one ends")
+        if len(self.drops) > 20:
+            raise SettingError(f"--drops: expected 20 at most, got {len(self.drops)}")
 
 
 def parse_drops(text: str) -> tuple[float, ...]:

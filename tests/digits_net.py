@@ -36,6 +36,94 @@ def normless(num_classes: int = 10) -> nn.Module:
     return nn.Sequential(*(m for m in build(num_classes) if not isinstance(m, nn.BatchNorm2d)))
 
 
+def frozen(num_classes: int = 10) -> nn.Module:
+    """The same; its first filters are given and do not learn."""
+    model = build(num_classes)
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+def headless(num_classes: int = 10) -> nn.Module:
+    """Ten classes, whatever is asked for."""
+    del num_classes
+    return build(10)
+
+
+class Odd(nn.Module):
+    """A network that does something strange with its images or its answer."""
+
+    def __init__(self, net: nn.Module, before: object = None, after: object = None) -> None:
+        super().__init__()
+        self.net, self.before, self.after = net, before, after
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.before is not None:
+            images = self.before(self, images)
+        logits = self.net(images)
+        return logits if self.after is None else self.after(self, logits)
+
+
+def tuple_in_training(num_classes: int = 10) -> nn.Module:
+    """Two answers while it learns, as networks with a second head give."""
+    return Odd(build(num_classes), after=lambda own, x: (x, x) if own.training else x)
+
+
+def detached(num_classes: int = 10) -> nn.Module:
+    """No gradient comes back."""
+    return Odd(build(num_classes), after=lambda _, x: x.detach())
+
+
+def parameterless(num_classes: int = 10) -> nn.Module:
+    """Nothing to learn."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d((2, 5)), nn.Flatten(), nn.AvgPool1d(3))
+
+
+def raising(num_classes: int = 10) -> nn.Module:
+    """An error that torch does not know."""
+
+    def fail(_: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        raise KeyError("boom")
+
+    return Odd(build(num_classes), before=fail)
+
+
+def with_extra_state(num_classes: int = 10) -> nn.Module:
+    """More than tensors in its state."""
+
+    class Extra(Odd):
+        def get_extra_state(self) -> dict:
+            return {"a": 1}
+
+        def set_extra_state(self, state: dict) -> None:
+            pass
+
+    return Extra(build(num_classes))
+
+
+def caching(num_classes: int = 10) -> nn.Module:
+    """Keeps a tensor that it makes from the first images."""
+
+    def scaled(own: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        if not hasattr(own, "ones"):
+            own.ones = torch.ones_like(images[:1])
+        return images * own.ones
+
+    return Odd(build(num_classes), before=scaled)
+
+
+def halved(num_classes: int = 10) -> nn.Module:
+    """In half precision."""
+    return build(num_classes).half()
+
+
+def viewing(num_classes: int = 10) -> nn.Module:
+    """Two buffers, one of them a part of the other."""
+    model = build(num_classes)
+    model.register_buffer("whole", torch.arange(4.0))
+    model.register_buffer("part", model.whole[1:3])
+    return model
+
+
 def trained() -> nn.Module:
     """The network after ten epochs: some 92 % of the held-out digits."""
     torch.manual_seed(0)

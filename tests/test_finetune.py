@@ -15,6 +15,8 @@ import digits_net
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from test_data import paint
 from test_learn import await_lines, spawn
 from torch import nn
@@ -215,9 +217,10 @@ def test_float16_goes_on_with_its_scale() -> None:
     )
     scaler = first._trainer.scaler
     scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**9})
-    first.advance(lambda _: None)
+    line = first.advance(lambda _: None)
     for name, tensor in second.tensors().items():
         tensor.copy_(first.tensors()[name])
+    second.recall([line])
     second.agree()
     assert second._trainer.scaler.get_scale() == scaler.get_scale() == 2.0**9
     for run in (first, second):
@@ -241,8 +244,11 @@ def test_resume_of_a_training_that_is_done(pruned: Path, tmp_path: Path) -> None
     assert lines(out)[0]["settings"]["lr"] == 0.3
     new = tensors(out)
     out.write_bytes(old)  # as if --force had been killed in its first epoch
-    legr(*args, "--resume", "--lr", 0.3)
-    assert same(tensors(out), new)
+    said = fails(*args, "--resume", "--lr", 0.3)
+    assert "is in the way, a network that this training did not write" in said
+    assert out.read_bytes() == old
+    assert len(lines(out)) == 3
+    assert not same(tensors(out), new)
 
 
 def test_resume_of_another_training_is_refused(weights: Path, pruned: Path, tmp_path: Path) -> None:
@@ -294,12 +300,17 @@ def test_statistics_alone(pruned: Path, tmp_path: Path) -> None:
     changed = {n for n, t in tensors(out).items() if not torch.equal(t, tensors(pruned)[n])}
     assert changed
     assert all(n.endswith(("running_mean", "running_var", "batches_tracked")) for n in changed)
+    assert said["settings"] == {"recipe": "bn-recalibrate", "seed": 0}
+    assert "of another training" in fails(*args[:-3], "--out", out, "--resume")
     assert "leave --epochs out" in fails(*args, "--epochs", 3, "--force")
+    assert "leave --patience out" in fails(*args, "--patience", 0, "--force")
     assert "leave --teacher out" in fails(*args, "--teacher", pruned, "--force")
-    normless = ("finetune", "--arch", "digits_net:normless", "--input", "3x32x32")
+    fresh = ("finetune", "--arch", "digits_net:normless", "--data", "digits")
     other = tmp_path / "n.safetensors"
-    said = fails(*normless, "--data", "digits", "--bn-recalibrate", "--out", other)
-    assert "has no BatchNorm" in said
+    assert "name a CHECKPOINT" in fails(*fresh, "--bn-recalibrate", "--out", other)
+    legr(*fresh, "--epochs", 1, "--out", other)
+    again = fails("finetune", other, *fresh[1:], "--bn-recalibrate", "--out", out, "--force")
+    assert "has no BatchNorm" in again
 
 
 def test_large_images_are_read_from_their_files(tmp_path: Path) -> None:
@@ -531,7 +542,14 @@ def test_a_new_head(weights: Path, pruned: Path, tmp_path: Path) -> None:
         assert torch.allclose(found[name], before[name], atol=1e-6)
     again = (*NET[:2], *args, "--out", tmp_path / "u.safetensors")
     assert "--new-head is for dense networks" in fails("finetune", pruned, *again)
-    assert "differs in 0 tensors" in fails("finetune", out, *again)
+    legr("finetune", out, *again, "--seed", 1)  # as many classes, but others
+    new = tensors(tmp_path / "u.safetensors")
+    assert torch.allclose(new["0.weight"], found["0.weight"], atol=1e-6)
+    assert not torch.allclose(new["11.weight"], found["11.weight"], atol=1e-3)
+    odd = ("--arch", "digits_net:headless", "--data", "digits", "--new-head", "--epochs", 1)
+    legr("finetune", *odd[:4], "--epochs", 1, "--out", tmp_path / "h.safetensors")
+    said = fails("finetune", tmp_path / "h.safetensors", *odd, "--out", tmp_path / "i.safetensors")
+    assert "has no last layer that depends on num_classes alone" in said
 
 
 def test_a_state_that_is_damaged_or_of_another_training(pruned: Path, tmp_path: Path) -> None:
@@ -591,6 +609,76 @@ def test_amp_is_left_out_where_it_does_not_help(
     assert result.exit_code == 0, result.output
     assert "left out" not in result.stderr
     assert open_network(str(out), "digits_net:build").notes["training"]["settings"]["amp"]
+
+
+def test_frozen_weights_stay_frozen(tmp_path: Path) -> None:
+    out = tmp_path / "t.safetensors"
+    legr("finetune", "--arch", "digits_net:frozen", "--data", "digits", "--epochs", 2, "--out", out)
+    before = open_network("random:digits_net:frozen").model.state_dict()
+    after = tensors(out, "digits_net:frozen")
+    changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+    assert "0.weight" not in changed
+    assert {"3.weight", "6.weight", "11.weight"} <= changed
+
+
+ODD = {
+    "tuple_in_training": "the network cannot be trained: 'tuple' object has no attribute 'float'",
+    "parameterless": "the network has no parameters: there is nothing to train",
+    "detached": "the network cannot be trained: element 0 of tensors does not require grad",
+    "with_extra_state": "the network keeps more than tensors in its state: '_extra_state'",
+    "raising": "the network fails on images of 2x3x32x32: 'boom'",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_networks_that_cannot_be_trained(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "t.safetensors"
+    said = fails("finetune", "--arch", f"digits_net:{name}", "--data", "digits", "--out", out)
+    assert ODD[name] in said
+    assert not out.exists()
+
+
+def test_odd_networks_that_can(tmp_path: Path) -> None:
+    """Tensors kept from the first image, in half precision, and buffers that share their memory."""
+    for name in ("caching", "halved", "viewing"):
+        out = tmp_path / f"{name}.safetensors"
+        args = ("--arch", f"digits_net:{name}", "--data", "digits", "--epochs", 1)
+        said = json.loads(legr("finetune", *args, "--out", out, "--json"))
+        again = legr("evaluate", out, *args[:4], "--json")
+        assert json.loads(again)["scores"][0]["accuracy"] == said["test"]["accuracy"]
+
+
+def test_a_state_is_checked_before_it_is_used(pruned: Path, tmp_path: Path) -> None:
+    """Every line and tensor that a training goes on with, changed: one line, nothing lost."""
+    out = tmp_path / "t.safetensors"
+    args = ["finetune", str(pruned), *TUNE, "--epochs", "5", "--out", str(out)]
+    code = FULL_DISK.replace("20_000, 20_000", "9_000, 9_000")
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
+    assert done.returncode == 1
+    journal, state = out.with_suffix(".epochs.jsonl"), out.with_suffix(".state")
+    text, packed = journal.read_text(), state.read_bytes()
+    for change in ('"seconds": "x"', '"seconds": 1e999', '"loss": []', '"accuracy": 2'):
+        key = change.split(":")[0]
+        header, first, *rest = text.splitlines()
+        broken = re.sub(rf"{key}: [^,}}]+", change, first)
+        assert broken != first
+        journal.write_text("\n".join([header, broken, *rest]) + "\n")
+        assert "line 2 is damaged" in fails(*args, "--resume")
+    journal.write_text(re.sub(r'"before": {[^}]*}', '"before": null', text, count=1))
+    assert "is no legr-epochs that this legr reads" in fails(*args, "--resume")
+    journal.write_text(text.splitlines()[0] + "\n")
+    assert "is not of the training in t.epochs.jsonl" in fails(*args, "--resume")
+    journal.write_text(text)
+    with safe_open(state, "pt") as file:
+        notes = file.metadata()
+    found = load_file(state)
+    other = {"model.0.weight": torch.zeros(2), "best.0.weight": found["best.0.weight"].double()}
+    for name, tensor in other.items():
+        save_file({**found, name: tensor}, state, notes)
+        assert f"does not fit this network at '{name}'" in fails(*args, "--resume")
+    state.write_bytes(packed)
+    legr(*args, "--resume")
+    assert [line["epoch"] for line in lines(out)[1:]] == [1, 2, 3, 4, 5]
 
 
 def test_a_tuned_network_is_one_of_legrs_own(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The search around evolution: the window, lost workers, the journal."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
 import threading
@@ -282,6 +283,21 @@ def test_two_searches_do_not_share_a_journal(tmp_path: Path) -> None:
     with journal(path, HISTORY, HEADER, resume=True) as again:
         assert isinstance(again, Journal)
         assert list(again.lines) == [0]
+
+
+def test_a_forked_process_does_not_hold_a_journal(tmp_path: Path) -> None:
+    """As loader processes that outlive a killed parent by some seconds would."""
+    path = tmp_path / "h.jsonl"
+    with journal(path, HISTORY, HEADER, resume=False) as book:
+        book.add(LINE)
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+    try:
+        with journal(path, HISTORY, HEADER, resume=True) as again:
+            assert list(again.lines) == [0]
+    finally:
+        child.kill()
+        child.join()
 
 
 def test_a_search_does_not_write_over_another(tmp_path: Path) -> None:

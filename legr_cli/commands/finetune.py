@@ -1,5 +1,6 @@
 """`legr finetune`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -245,9 +246,11 @@ def finetune(
 
       legr finetune --arch resnet56 --recipe cifar-train --data cifar10:DIR --out dense.safetensors
     """
+    from legr_cli.commands.show import console
     from legr_cli.commands.trained import recalibrated, trained
     from legr_cli.settings import parse_drops, parse_input
     from legr_cli.training.data import parse_statistics
+    from legr_cli.training.devices import half_precision
     from legr_cli.training.epochs import Files
     from legr_cli.training.recipes import settings_of
     from legr_cli.training.team import assembled
@@ -272,7 +275,9 @@ def finetune(
     }
     given = {name: value for name, value in numbers.items() if value is not None}
     if bn_recalibrate:
-        _check_alone(**given, recipe=recipe, teacher=teacher, resume=resume, compile=compiled)
+        others = {"recipe": recipe, "teacher": teacher, "amp": amp or None}
+        others |= {"resume": resume or None, "compile": compiled or None}
+        _check_alone(checkpoint, {**given, **others})
     if teacher is None:
         _check_untaught(given, teacher_arch)
     if checkpoint is None and arch is None:
@@ -285,6 +290,10 @@ def finetune(
     with assembled(device) as team:
         if team.leads:
             files.check()
+        if amp and half_precision(team.device) is None:
+            settings = replace(settings, amp=False)
+            text = f"--amp would be slower on this {team.device.type}: it is left out"
+            console(quiet=not team.leads).print(text, style="dim")
         session = _open(
             team, settings, checkpoint, arch, classes, shape, data, statistics, download, new_head
         )
@@ -297,12 +306,14 @@ def finetune(
             trained(session, run, files, as_json)
 
 
-def _check_alone(**given: Any) -> None:
+def _check_alone(checkpoint: str | None, given: dict[str, Any]) -> None:
     """Where nothing is trained there is nothing to set about it."""
     from legr_cli.settings import option
 
+    if checkpoint is None:
+        raise SettingError("--bn-recalibrate trains nothing: name a CHECKPOINT")
     for name, value in given.items():
-        if value:
+        if value is not None:
             raise SettingError(f"--bn-recalibrate trains nothing: leave {option(name)} out")
 
 
@@ -331,15 +342,17 @@ def _open(
     """The network and the images; a fresh network or head has as many classes as they."""
     from legr_cli.commands.show import console
     from legr_cli.networks import open_network, with_new_head
-    from legr_cli.training.data import open_data
+    from legr_cli.training.data import open_data, small_size
     from legr_cli.training.measure import check_classes
     from legr_cli.training.session import Session
 
     spec = f"random:{arch}" if checkpoint is None else checkpoint
     with console(quiet=not team.leads).status("reading the network") as status:
         network = open_network(spec, arch, classes, shape, settings.seed)
-        network.model.float()  # images come in single precision
         status.update("reading the images")
+        if checkpoint is None and shape is None and network.arch.own:
+            shape = small_size(data, download and team.leads, network.input_shape)
+            network = replace(network, input_shape=shape)
         with team.leader_first():
             images = open_data(
                 data,
@@ -352,14 +365,13 @@ def _open(
             network = open_network(spec, arch, len(images.classes), shape, settings.seed)
         elif new_head:
             network = with_new_head(network, len(images.classes), settings.seed)
+        network.model.float()  # images come in single precision
         check_classes(network.model, images)
     return Session(network, images, settings, team)
 
 
 def _with_teacher(session: "Session", teacher: str, arch: str | None) -> "Session":
     """The same training with a teacher, which knows the same classes."""
-    from dataclasses import replace
-
     from legr_cli.networks import open_network
     from legr_cli.training.measure import check_classes
 

@@ -84,7 +84,7 @@ Device = Annotated[
         "--device",
         metavar="auto|cpu|cuda|cuda:N|mps",
         rich_help_panel=MACHINE,
-        help="auto: a GPU if there is one. Workers of a search spread over all GPUs unless one is "
+        help="auto: a GPU if there is one. Several processes spread over all GPUs unless one is "
         "named.",
     ),
 ]

@@ -1,6 +1,7 @@
 """A training from its first epoch to its file, as people watch it."""
 
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 from legr_cli import __version__
@@ -34,7 +35,10 @@ def trained(session: "Session", run: "Run", files: "Files", as_json: bool) -> No
     if not team.told(then is not None):
         header["before"] = run.measure(data.validation).line()
     with contextlib.ExitStack() as stack:
-        record = stack.enter_context(recorded(files, header, run.tensors())) if team.leads else None
+        record = None
+        if team.leads:
+            record = stack.enter_context(recorded(files, header, run.tensors()))
+            run.recall(record.book.lines.values())
         run.agree()
         total = session.settings.epochs * run.steps
         live = stack.enter_context(Live(total, quiet=not team.leads))
@@ -68,22 +72,27 @@ def trained(session: "Session", run: "Run", files: "Files", as_json: bool) -> No
 
 def recalibrated(session: "Session", run: "Run", files: "Files", as_json: bool) -> None:
     """Re-estimate BatchNorm statistics, and write the network."""
+    from legr_cli.training.epochs import recorded
     from legr_cli.training.loop import has_statistics
     from legr_cli.training.measure import refresh
 
-    team, data, header = session.team, session.data, session.header()
+    team, data, seed = session.team, session.data, session.settings.seed
+    header = session.header({"recipe": "bn-recalibrate", "seed": seed})
     if not has_statistics(run.model):
         raise SettingError("--bn-recalibrate: this network has no BatchNorm")
+    begun = time.perf_counter()
     header["before"] = run.measure(data.validation).line()
-    refresh(run.model, data, team.device, session.settings.seed)
+    refresh(run.model, data, team.device, seed)
     reached = {
         "epochs": 0,
         "best_epoch": 0,
         "validation": run.measure(data.validation).line(),
         "test": None if data.test is None else run.measure(data.test).line(),
+        "seconds": round(time.perf_counter() - begun, 1),
     }
     if team.leads:
-        _write(session, files, run.model, header, reached, as_json)
+        with recorded(files, header, {}):
+            _write(session, files, run.model, header, reached, as_json)
 
 
 class _View:
@@ -116,7 +125,7 @@ class _View:
             *self._best(),
         ]
         title = f"epoch {line['epoch']}/{self.total}"
-        self.live.show(done, title, facts, line["epoch"] == 1 or self.run.over)
+        self.live.show(done, title, facts, tell=True)
 
     def _best(self) -> list[str]:
         """`best 91.20% (#3)`, once there is one."""
@@ -135,8 +144,6 @@ def _greeting(session: "Session", run: "Run", before: "Line | None", resume: boo
     lines = [f"{session.network.arch} on {images}, shown as {data.feed}", *doubts(data)]
     if before is not None:
         lines.append(f"before training: {before['accuracy']:.2%} of the validation images")
-    if settings.amp and session.half is None:
-        lines.append(f"--amp would be slower on this {team.device.type}: it is left out")
     if team.size > 1:
         lines.append(f"{team.size} processes with {settings.batch_size // team.size} images each")
     if resume:
@@ -180,6 +187,9 @@ def _show(session: "Session", files: "Files", reached: "Line", as_json: bool) ->
     table.add_row(after if reached["epochs"] else "with new statistics", *shown)
     screen = show.console()
     screen.print(table)
+    if reached["validation"]["accuracy"] < before["accuracy"]:
+        note = "no epoch was as good on the validation images as the network before training"
+        screen.print(f"{note}: a lower --lr, or more epochs?", style="dim")
     if reached["test"] is None:
         screen.print(f"{session.data.spec} has no test images", style="dim")
     show.line(str(files.out))

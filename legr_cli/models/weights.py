@@ -73,8 +73,10 @@ def write_weights(weights: StateDict, notes: dict[str, str], temporary: Path) ->
     seen: set[int] = set()
     for name, tensor in weights.items():
         own = tensor.detach().cpu().contiguous()
-        tensors[name] = own.clone() if own.data_ptr() in seen else own  # tied: written twice
-        seen.add(own.data_ptr())
+        storage = own.untyped_storage()
+        part = storage.data_ptr() in seen or storage.nbytes() != own.nbytes
+        tensors[name] = own.clone() if part else own  # tied weights and views are written twice
+        seen.add(storage.data_ptr())
     try:
         save_file(tensors, temporary, notes)  # one note at most: of two, any comes first
     except SafetensorError as error:

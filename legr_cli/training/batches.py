@@ -154,10 +154,11 @@ def _from_files(
         steps = [v2.RandomResizedCrop(side)] + [v2.RandomHorizontalFlip()] * feed.flip
     alone = multiprocessing.current_process().daemon  # it may have no children of its own
     fork = "fork" in multiprocessing.get_all_start_methods()
+    mine = [serving.share(batch).tolist() for batch in order.split(serving.size)]
     loaders = torch.get_num_threads() if serving.loaders is None else serving.loaders
     loader: DataLoader = DataLoader(
         _Files(part, feed.shape[0], v2.Compose([*steps, v2.PILToTensor()]), seed),
-        batch_sampler=[serving.share(batch).tolist() for batch in order.split(serving.size)],
+        batch_sampler=[rows for rows in mine if rows],
         num_workers=0 if alone else loaders,
         multiprocessing_context="fork" if fork and loaders and not alone else None,
         pin_memory=serving.device.type == "cuda",
@@ -167,3 +168,9 @@ def _from_files(
         yield from ((images, labels) for images, labels in loader)
     except DataError as error:  # of a loader process: with its traceback, whose last line is ours
         raise DataError(str(error).strip().splitlines()[-1].split("DataError: ")[-1]) from None
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise DataError(
+            "a process that reads images was lost, as a rule for want of memory: go on with fewer"
+        ) from error

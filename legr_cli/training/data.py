@@ -126,6 +126,13 @@ def open_data(
     return Data(spec, source.classes, train, validation, test, feed, native, name, split_by)
 
 
+def small_size(spec: str, download: bool, most: tuple[int, ...]) -> tuple[int, ...]:
+    """The size of the first image if it is smaller than `most`, for a network of no size yet."""
+    width, height = _native(find(spec, download)[2].splits["train"])
+    smaller = height < most[1] and width < most[2]
+    return (most[0], height, width) if smaller else most
+
+
 def _native(split: Split) -> tuple[int, int]:
     """Width and height of the first image."""
     if isinstance(split, Listing):
@@ -174,6 +181,8 @@ def _feed(shape: tuple[int, ...], statistics: dict[str, Any], flip: bool) -> Fee
     mean, std = found
     if shape[0] == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+    elif len(mean) == 1:
+        mean, std = mean * shape[0], std * shape[0]
     return Feed(shape, mean, std, flip)
 
 

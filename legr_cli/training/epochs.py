@@ -32,6 +32,7 @@ from legr_cli.networks import read_notes
 
 FORMAT, VERSION = "legr-training", 1
 _KEY = "legr"
+_SHOWN = {"before", "epochs", "best_epoch", "validation", "test", "settings"}
 
 
 @dataclass(frozen=True)
@@ -66,23 +67,26 @@ class Files:
         if not self.resume or not self.out.exists() or self.state.exists():
             return None
         training = read_notes(self.out).get("training")
-        return training if isinstance(training, dict) and training.get("key") == key else None
+        if not isinstance(training, dict) or training.get("key") != key:
+            return None
+        return training if _SHOWN.issubset(training) else None
 
 
 def _is_header(line: Line) -> bool:
     """Whether a first line has what a training reads from it."""
-    return line.get("before") is None or is_score(line["before"])
+    return is_score(line.get("before"))
 
 
-def _is_sound(line: Line, settings: Line) -> bool:
+def _is_sound(line: Line, _settings: Line) -> bool:
     """Whether an epoch's line has all that is read from it."""
     number = line.get("epoch")
     return (
         type(number) is int
-        and 1 <= number <= settings.get("epochs", math.inf)
+        and number >= 1
         and is_share(line.get("accuracy"))
-        and is_loss(line.get("loss"))
-        and isinstance(line.get("seconds", 0), int | float)
+        and is_loss(line.get("loss", math.inf))
+        and isinstance(seconds := line.get("seconds"), int | float)
+        and 0 <= seconds < 1e12
     )
 
 
@@ -103,7 +107,14 @@ def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator
     key = key_of(header)
     found = read_state(files.state) if files.resume and files.state.exists() else None
     done = 0 if found is None else found.epoch
-    with journal(files.epochs, EPOCHS, header, files.resume, files.force, keep=done) as book:
+    foreign = files.resume and found is None and files.out.exists()
+    keep = None if foreign else done
+    with journal(files.epochs, EPOCHS, header, files.resume, files.force, keep) as book:
+        if foreign:
+            raise OutputError(
+                f"{files.out} is in the way, a network that this training did not write: "
+                "--force replaces it"
+            )
         if found is None:
             files.state.unlink(missing_ok=True)
         elif found.run != key or list(book.lines) != list(range(1, done + 1)):
@@ -161,7 +172,7 @@ def read_state(path: Path) -> State:
         tensors, header = read_safetensors(path)
         notes: Any = json.loads(header[_KEY])
         ours = (notes["format"], notes["version"]) == (FORMAT, VERSION)
-    except (CheckpointError, ValueError, KeyError, TypeError) as error:
+    except (CheckpointError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TrainingError(f"{path} is damaged ({error}): --force begins anew") from error
     run, epoch = notes.get("run"), notes.get("epoch")
     if not ours or type(epoch) is not int or epoch < 1:
@@ -172,7 +183,9 @@ def read_state(path: Path) -> State:
 def restore(path: Path, found: dict[str, Tensor], into: dict[str, Tensor]) -> None:
     """Give every tensor of a run its numbers in a state; all fit, or none is changed."""
     strange = set(found) ^ set(into)
-    strange |= {n for n in set(found) & set(into) if found[n].shape != into[n].shape}
+    both = set(found) & set(into)
+    strange |= {n for n in both if found[n].shape != into[n].shape}
+    strange |= {n for n in both if found[n].dtype != into[n].dtype}
     if strange:
         raise TrainingError(
             f"{path} does not fit this network at '{min(strange)}': --force begins anew"

@@ -6,6 +6,7 @@ goes on after a kill ends as if it had never stopped.
 
 import math
 import time
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ class Run:
         self.data, self.settings, self.team = data, settings, team
         self._serving = _serving(data, settings, team, team.loaders if loaders is None else loaders)
         self.steps = steps_in(data.train, settings.batch_size)
-        self.model = model.float().requires_grad_(True)
+        self.model = _trainable(model)
         self.model.to(team.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = sgd(
             self.model,
@@ -53,8 +54,9 @@ class Run:
             settings.weight_decay,
             settings.nesterov,
         )
-        for parameter in self.model.parameters():  # zeros are what SGD begins with
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:  # zeros are what SGD begins with
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self._average = moving_average(self.model, settings.ema) if settings.ema else None
         worked = _worked(self.model, team, compiled)
         self._trainer = Trainer(
@@ -87,22 +89,29 @@ class Run:
         return self.epoch >= self.settings.epochs or bool(tired)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the next epoch depends on, as it lies in memory."""
+        """All tensors that the next epoch depends on, as they lie in memory."""
         state = self._trainer.optimizer.state
-        momenta = {n: state[p]["momentum_buffer"] for n, p in self.model.named_parameters()}
-        average = {} if self._average is None else self._average.state_dict()
         parts = {
-            "model": self.model.state_dict(),
-            "momentum": momenta,
-            "average": average,
+            "model": _whole(self.model),
+            "momentum": {
+                name: state[parameter]["momentum_buffer"]
+                for name, parameter in self.model.named_parameters()
+                if parameter.requires_grad
+            },
+            "average": {} if self._average is None else _whole(self._average),
             "best": self._best,
-            "run": {"standing": self._standing, "scale": self._scale},
+            "loss": {"scale": self._scale},
         }
         return {f"{part}.{name}": t for part, of in parts.items() for name, t in of.items()}
 
+    def recall(self, lines: Iterable[Line]) -> None:
+        """Stand where the journal says: these epochs are done."""
+        for line in lines:
+            self._done(line["accuracy"], line["loss"])
+
     def agree(self) -> None:
         """Begin all processes from what the leading one has restored."""
-        self.team.follow(self.tensors().values())
+        self.team.follow([*self.tensors().values(), self._standing])
         scaler = self._trainer.scaler
         if scaler.is_enabled() and self.epoch:
             scale, growth = self._scale.tolist()
@@ -116,7 +125,9 @@ class Run:
         reached = self._learn(watch)
         trained = time.perf_counter()
         score = self.measure(self.data.validation)
-        self._judge(score)
+        if self._done(score.accuracy, number(score.loss)):
+            for name, tensor in self.result.state_dict().items():
+                self._best[name].copy_(tensor)
         end = time.perf_counter()
         return {
             "epoch": self.epoch,
@@ -162,17 +173,15 @@ class Run:
             self._scale[:] = torch.tensor([scaler["scale"], scaler["_growth_tracker"]])
         return tally.now(team.sum(tally.sums))
 
-    def _judge(self, score: Score) -> None:
-        """An epoch is done; keep its network if there was none better."""
+    def _done(self, accuracy: float, loss: float | None) -> bool:
+        """An epoch is done; whether there was none better."""
         self._standing[0] += 1
-        loss = score.loss if math.isfinite(score.loss) else math.inf
+        loss = math.inf if loss is None else loss
         best = self.standing
-        if (score.accuracy, -loss) > (best["best_accuracy"], -best["best_loss"]):
-            self._standing[1:] = torch.tensor(
-                [self.epoch, score.accuracy, loss], dtype=torch.double
-            )
-            for name, tensor in self.result.state_dict().items():
-                self._best[name].copy_(tensor)
+        better = (accuracy, -loss) > (best["best_accuracy"], -best["best_loss"])
+        if better:
+            self._standing[1:] = torch.tensor([self.epoch, accuracy, loss], dtype=torch.double)
+        return better
 
     def finish(self) -> nn.Module:
         """The best network there was; it is what is measured from now on."""
@@ -186,6 +195,26 @@ class Run:
             self.data.feed, 250, team.device, team.rank, team.size, self._serving.loaders
         )
         return evaluate(self.result, in_order(part, serving), team.sum)
+
+
+def _trainable(model: nn.Module) -> nn.Module:
+    """The network in single precision; of its parameters all learn, unless some are frozen."""
+    strange = [n for n, t in model.state_dict().items() if not isinstance(t, Tensor)]
+    if strange:
+        raise ModelError(f"the network keeps more than tensors in its state: '{strange[0]}'")
+    model = model.float()
+    parameters = [p for p in model.parameters() if p.is_floating_point()]
+    if not parameters:
+        raise ModelError("the network has no parameters: there is nothing to train")
+    if not any(parameter.requires_grad for parameter in parameters):
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+    return model
+
+
+def _whole(model: nn.Module) -> dict[str, Tensor]:
+    """All tensors of a network, those too that its file leaves out."""
+    return {**model.state_dict(), **dict(model.named_buffers())}
 
 
 def _seed(*numbers: int) -> int:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from legr_cli.errors import ModelError, first_line
+from legr_cli.errors import LegrError, ModelError, first_line
 from legr_cli.training.batches import Batch
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of logits, images and labels
@@ -71,6 +71,15 @@ class Trainer:
 
     def step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Learn from one batch; the logits and the loss before that."""
+        try:
+            return self._step(images, labels)
+        except (LegrError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ModelError(f"the network cannot be trained: {first_line(error)}") from error
+
+    def _step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Forward, backward and a step."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(images.device.type, self.half, enabled=self.half is not None):
             logits = answer(self.model, images)
@@ -137,12 +146,12 @@ def answer(model: nn.Module, images: Tensor) -> Any:
         return model(images)
     except torch.OutOfMemoryError as error:
         raise ModelError("the device has too little memory: pass a smaller --batch-size") from error
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except Exception as error:
         size = "x".join(map(str, images.shape))
         raise ModelError(f"the network fails on images of {size}: {first_line(error)}") from error
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def evaluate(
     model: nn.Module,
     batches: Iterable[Batch],

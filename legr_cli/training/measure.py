@@ -55,7 +55,7 @@ def refresh(model: torch.nn.Module, data: Data, device: torch.device, seed: int)
 def check_classes(model: torch.nn.Module, data: Data) -> None:
     """The network must give one number for each class of the data."""
     batch = next(in_order(data.validation, Serving(data.feed, 2, torch.device("cpu"))))[0]
-    with torch.inference_mode():
+    with torch.no_grad():
         given = answer(model, batch)
     if not isinstance(given, torch.Tensor) or given.ndim != 2:
         raise ModelError("the network must give one tensor of images × classes to be measured")

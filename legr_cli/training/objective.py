@@ -35,18 +35,19 @@ def objective(settings: Training, teacher: Teacher | None) -> Loss:
 
 def teacher_from(model: nn.Module, half: torch.dtype | None, own: Feed, shown: Feed) -> Teacher:
     """A network that answers images normalised as `shown` although it was trained on `own`."""
-    model = model.eval().requires_grad_(False)
-    scale = torch.tensor([s / o for s, o in zip(shown.std, own.std, strict=True)])
-    shift = torch.tensor(
-        [(s - o) / d for s, o, d in zip(shown.mean, own.mean, own.std, strict=True)]
+    model = model.eval()
+    scale, shift = (
+        torch.tensor(numbers).view(1, -1, 1, 1)
+        for numbers in (
+            [s / o for s, o in zip(shown.std, own.std, strict=True)],
+            [(s - o) / d for s, o, d in zip(shown.mean, own.mean, own.std, strict=True)],
+        )
     )
-    device = next(iter(model.state_dict().values())).device
-    scale, shift = (x.view(1, -1, 1, 1).to(device) for x in (scale, shift))
 
     @torch.no_grad()
     def teach(images: Tensor) -> Tensor:
         if own.statistics != shown.statistics:
-            images = images * scale + shift
+            images = images * scale.to(images.device) + shift.to(images.device)
         with torch.autocast(images.device.type, half, enabled=half is not None):
             logits: Tensor = answer(model, images)
         return logits.float()

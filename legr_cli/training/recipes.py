@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from legr_cli.errors import SettingError
-from legr_cli.settings import Training
+from legr_cli.settings import MANY, Training
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,16 @@ def settings_of(name: str, **given: Any) -> Training:
             f"--recipe {name}: expected {', '.join(RECIPES)}; legr finetune --recipes shows them"
         )
     recipe = RECIPES[name]
-    epochs = given.get("epochs", recipe.epochs)
+    epochs = min(given.get("epochs", recipe.epochs), MANY + 1)  # more is an error, not an overflow
+    schedule = {**recipe.rest, **given}.get("schedule")
+    for option in ("drops", "drop_by"):
+        if schedule == "one-cycle" and option in given:
+            raise SettingError(
+                f"--{option.replace('_', '-')} is for --schedule steps, this is one-cycle"
+            )
     shaped = {
         "epochs": epochs,
-        "drops": tuple(round(share * epochs, 6) for share in recipe.drops),
+        "drops": tuple(round(share * epochs, 6) for share in recipe.drops if epochs > 0),
         "patience": math.ceil(recipe.patience * epochs),
     }
     return Training(recipe=name, **{**shaped, **recipe.rest, **given})

@@ -31,14 +31,14 @@ class Session:
     team: Team
     teacher: Network | None = None
 
-    def header(self) -> Line:
-        """What the journal says was trained: another training has another header."""
+    def header(self, settings: Line | None = None) -> Line:
+        """What the journal says was done: other settings, another header."""
         return {
             "arch": str(self.network.arch),
             "input": list(self.network.input_shape),
             "weights_sha256": fingerprint(self.network.model),
             "teacher_sha256": None if self.teacher is None else fingerprint(self.teacher.model),
-            "settings": _plain(self.settings),
+            "settings": settings or _plain(self.settings),
             "data": self.data.card,
             "statistics": self.data.feed.statistics,
         }

@@ -77,15 +77,8 @@ def assembled(device: str) -> Iterator[Team]:
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         yield Team(choose(device))
         return
-    rank, size, local, here = (
-        _number(name, least)
-        for name, least in (
-            ("RANK", 0),
-            ("WORLD_SIZE", 1),
-            ("LOCAL_RANK", 0),
-            ("LOCAL_WORLD_SIZE", 1),
-        )
-    )
+    size, here = _number("WORLD_SIZE", 1, 10**6), _number("LOCAL_WORLD_SIZE", 1, 10**6)
+    rank, local = _number("RANK", 0, size - 1), _number("LOCAL_RANK", 0, here - 1)
     chosen = choose(device, local)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -104,9 +97,9 @@ def assembled(device: str) -> Iterator[Team]:
         dist.destroy_process_group()
 
 
-def _number(name: str, least: int) -> int:
+def _number(name: str, least: int, most: int) -> int:
     """A number of the environment."""
     text = os.environ.get(name, str(least))
-    if not text.isdecimal() or int(text) < least:
-        raise SettingError(f"{name}={text} in the environment is no number from {least}")
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise SettingError(f"{name}={text} in the environment is not from {least} to {most}")
     return int(text)
