@@ -290,8 +290,11 @@ def test_a_forked_process_does_not_hold_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     with journal(path, HISTORY, HEADER, resume=False) as book:
         book.add(LINE)
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        context = multiprocessing.get_context("fork")
+        alive = context.Event()
+        child = context.Process(target=lambda: alive.set() or time.sleep(60))
         child.start()
+        assert alive.wait(30)
     try:
         with journal(path, HISTORY, HEADER, resume=True) as again:
             assert list(again.lines) == [0]
