@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -581,18 +582,29 @@ def test_the_recipes_are_shown() -> None:
 
 def test_compiled(tmp_path: Path) -> None:
     """The same weights as without, to rounding; only where there is a compiler."""
-    if os.system("g++ --version > /dev/null 2>&1"):
+    if not shutil.which("g++"):
         pytest.skip("torch.compile needs a C++ compiler")
-    found = []
-    for extra in ((), ("--compile",)):
-        out = tmp_path / f"{len(extra)}.safetensors"
-        args = ("--arch", "digits_net:build", "--input", "3x32x32", "--epochs", 1, "--lr", 0.01)
-        process = spawn("legr_cli", "finetune", *args, "--data", "digits", "--out", out, *extra)
-        _, said = process.communicate(timeout=300)
-        assert process.returncode == 0, said
-        found.append(tensors(out))
-    for name, tensor in found[0].items():
-        assert torch.allclose(tensor, found[1][name], atol=1e-3), name
+    plain, out = tmp_path / "plain.safetensors", tmp_path / "compiled.safetensors"
+    args = (
+        "finetune",
+        "--arch",
+        "digits_net:tiny",
+        "--data",
+        "digits",
+        "--epochs",
+        1,
+        "--lr",
+        0.01,
+    )
+    legr(*args, "--out", plain)
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels")}
+    process = spawn("legr_cli", *args, "--compile", "--out", out, env=env)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert list((tmp_path / "kernels").rglob("*.cpp"))
+    one, two = tensors(plain, "digits_net:tiny"), tensors(out, "digits_net:tiny")
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, two[name], atol=1e-4), name
 
 
 def test_amp_is_left_out_where_it_does_not_help(
