@@ -33,6 +33,12 @@ FAMILIES = {
 }
 
 
+ANOTHER_DEPTH = {  # of a family whose ops are exported already: the exporter is slow
+    *("resnet34", "resnet101", "wide_resnet50_2", "resnet32", "resnet44", "resnet110"),
+    *("vgg13", "vgg16", "vgg19", "vgg11_bn", "vgg13_bn", "vgg19_bn", "shufflenet_v2_x0_5"),
+}
+
+
 def make(name: str) -> nn.Module:
     """A family's network with quick random weights: uniform, of variance 2 / inputs."""
     with WithoutMemory():
@@ -76,7 +82,8 @@ def test_laws(name: str, tmp_path: Path) -> None:
     for kept in (plans[0], plans[-1]):
         laws.law3_cost_is_fvcores(units, cost, kept)
     middle = plans[len(plans) // 2]
-    laws.law6_onnx_agrees(units, middle, tmp_path)
+    if name not in ANOTHER_DEPTH:
+        laws.law6_onnx_agrees(units, middle, tmp_path)
     model.double()
     laws.law1_dead_channels_change_nothing(units, model, middle)
     laws.law2_pruned_is_dense_silenced(units, model, middle)
