@@ -24,7 +24,7 @@ RECIPES = {
     "quick": Recipe(
         "any pruned network",
         5,
-        rest={"lr": 0.05, "schedule": "one-cycle", "warmup": 0.2},
+        rest={"lr": 0.05, "schedule": "one-cycle", "warmup": 0.1},
     ),
     "cifar": Recipe(
         "pruned networks",
