@@ -342,7 +342,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "normalize": (("--normalize", "x"), "--normalize x: expected"),
     "a huge seed": (("--seed", "9" * 30), "--seed must be at most"),
     "a huge batch": (("--batch-size", "9" * 12), "--batch-size must be at most"),
-    "a long name": (("--out", "x" * 300 + ".json"), "200 letters at most"),
+    "a long name": (("--out", "x" * 300 + ".json"), "200 bytes at most"),
     "a long folder": (("--data", "folder:" + "x" * 300), "File name too long"),
     "nobody's home": (("--data", "folder:~nobody-at-all/x"), "--data folder:~nobody-at-all/x: "),
     "no cluster": (("--cluster", ""), "does not answer"),

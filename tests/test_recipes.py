@@ -60,7 +60,7 @@ def test_a_shorter_recipe_keeps_its_shape(name: str, epochs: int) -> None:
 
 
 def test_one_cycle() -> None:
-    """Up in a straight line for a fifth, then half a cosine: at a third of it 3/4 are left."""
+    """Up in a straight line for a quarter, then half a cosine: at a third of it 3/4 are left."""
     settings = settings_of("quick", epochs=10, lr=0.4, warmup=0.25)
     wanted = {0.5: 0.08, 1.25: 0.2, 2.5: 0.4, 5.0: 0.3, 6.25: 0.2, 7.5: 0.1, 10: 0.0}
     for epochs, lr in wanted.items():
