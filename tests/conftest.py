@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
+import digits_net
 import pytest
 import torch
 
@@ -14,3 +16,17 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["LEGR_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     yield
     del os.environ["LEGR_CACHE"]
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The networks of the tests are found by other processes, too."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def weights(_cache: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small network that knows the digits."""
+    path = tmp_path_factory.mktemp("digits") / "digits.pth"
+    torch.save(digits_net.trained().state_dict(), path)
+    return path

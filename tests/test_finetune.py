@@ -17,12 +17,11 @@ import digits_net
 import numpy as np
 import pytest
 import torch
+from running import await_lines, fails, legr, runner, spawn
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_data import paint
-from test_learn import await_lines, spawn
 from torch import nn
-from typer.testing import CliRunner
 
 import legr_cli
 from legr_cli.cli import app
@@ -34,18 +33,9 @@ from legr_cli.training.finetune import Run
 from legr_cli.training.recipes import settings_of
 from legr_cli.training.team import Team
 
-runner = CliRunner()
-TESTS = str(Path(__file__).parent)
 NET = ("--arch", "digits_net:build", "--input", "3x32x32")
 TUNE = ("--arch", "digits_net:build", "--data", "digits")
 DROPPING = ("--arch", "digits_net:dropping", "--input", "3x32x32", "--data", "digits")
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("digits") / "digits.pth"
-    torch.save(digits_net.trained().state_dict(), path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -53,26 +43,6 @@ def pruned(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("pruned") / "small.safetensors"
     assert legr("prune", weights, *NET, "--flops", 0.3, "--out", out) == f"{out}\n"
     return out
-
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The factory is found by other processes, too."""
-    monkeypatch.setenv("PYTHONPATH", TESTS)
-
-
-def legr(*args: object) -> str:
-    """Run a command that must succeed; what it prints on stdout."""
-    result = runner.invoke(app, [str(arg) for arg in args])
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def fails(*args: object) -> str:
-    """Run a command that must fail with one line; that line."""
-    result = runner.invoke(app, [str(arg) for arg in args])
-    assert result.exit_code == 1, (result.output, result.exception)
-    return result.stderr.strip().splitlines()[-1]
 
 
 def tensors(path: Path, arch: str = "digits_net:build") -> dict[str, torch.Tensor]:

@@ -16,34 +16,12 @@ from pathlib import Path
 import digits_net
 import pytest
 import torch
-from typer.testing import CliRunner
+from running import await_lines, legr, runner, spawn
 
 from legr_cli.cli import app
 
-runner = CliRunner()
-TESTS = str(Path(__file__).parent)
 NET = ("--arch", "digits_net:build", "--input", "3x32x32", "--data", "digits")
 QUICK = ("--fitness", "bn", "--steps", "2", "--flops", "0.3", "--population", "16", "--sample", "4")
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("digits") / "digits.pth"
-    torch.save(digits_net.trained().state_dict(), path)
-    return path
-
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The factory is found by worker processes, too."""
-    monkeypatch.setenv("PYTHONPATH", TESTS)
-
-
-def legr(*args: object) -> str:
-    """Run a command that must succeed; what it prints on stdout."""
-    result = runner.invoke(app, [str(arg) for arg in args])
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def learn(weights: Path, out: Path, *args: object) -> dict:
@@ -166,22 +144,6 @@ def test_killed_at_twenty_moments_it_ends_the_same(weights: Path, tmp_path: Path
     found = learn(weights, out, "--candidates", 120, "--align", 1, "--resume")
     assert rows(found) == rows(wanted)
     assert found["best"] == wanted["best"]
-
-
-def spawn(*args: object, **kwargs: object) -> subprocess.Popen:
-    """A command in a process of its own."""
-    command = [sys.executable, "-m", *(str(arg) for arg in args)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs
-    )
-
-
-def await_lines(path: Path, count: int) -> None:
-    """Wait until a history has so many lines."""
-    end = time.monotonic() + 90
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < end, "nothing happens"
-        time.sleep(0.02)
 
 
 def test_ctrl_c_says_how_to_go_on(weights: Path, tmp_path: Path) -> None:

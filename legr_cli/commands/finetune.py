@@ -64,12 +64,8 @@ def finetune(
             "Without it, --arch is trained from scratch.",
         ),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a training that was stopped.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a network or training that is in the way.")
-    ] = False,
+    resume: options.Resume = False,
+    force: options.Force = False,
     recipe: Annotated[
         str | None,
         _number(

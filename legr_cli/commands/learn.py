@@ -28,12 +28,8 @@ def learn(
             help="The ranking, NAME.json; its history goes beside it as NAME.history.jsonl.",
         ),
     ],
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a search that was stopped.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a ranking or history that is in the way.")
-    ] = False,
+    resume: options.Resume = False,
+    force: options.Force = False,
     flops: Annotated[
         float,
         typer.Option(

@@ -107,6 +107,10 @@ MinKeep = Annotated[
         help="Share of every layer that is never removed.",
     ),
 ]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on where it was stopped, and end as if it never was.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace what is in the way.")]
 Json = Annotated[
     bool,
     typer.Option("--json", help="One JSON object on stdout instead of a table."),
