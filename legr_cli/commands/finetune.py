@@ -2,17 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from legr_cli.commands import options
-from legr_cli.errors import LegrError, SettingError
-
-if TYPE_CHECKING:
-    from legr_cli.settings import Training
-    from legr_cli.training.session import Session
-    from legr_cli.training.team import Team
+from legr_cli.errors import SettingError
 
 _RECIPE, _TEACHER, _EXTRAS = "The recipe", "Learning from a teacher", "Extras"
 
@@ -248,7 +243,9 @@ def finetune(
     from legr_cli.training.data import parse_statistics
     from legr_cli.training.devices import half_precision
     from legr_cli.training.epochs import Files
+    from legr_cli.training.opening import Images, Start, open_both, open_teacher
     from legr_cli.training.recipes import settings_of
+    from legr_cli.training.session import Session
     from legr_cli.training.team import assembled
 
     numbers = {
@@ -281,7 +278,8 @@ def finetune(
     usual = "cifar-train" if checkpoint is None else "quick"
     settings = settings_of(recipe or usual, **given, amp=amp, seed=seed)
     shape = parse_input(input_shape) if input_shape else None
-    statistics = parse_statistics(normalize) if normalize else None
+    start = Start(checkpoint, arch, classes, shape, new_head)
+    images = Images(data, parse_statistics(normalize) if normalize else None, download)
     files = Files(out, resume, force)
     with assembled(device) as team:
         if team.leads:
@@ -290,11 +288,12 @@ def finetune(
             settings = replace(settings, amp=False)
             text = f"--amp would be slower on this {team.device.type}: it is left out"
             console(quiet=not team.leads).print(text, style="dim")
-        session = _open(
-            team, settings, checkpoint, arch, classes, shape, data, statistics, download, new_head
-        )
-        if teacher is not None:
-            session = _with_teacher(session, teacher, teacher_arch)
+        with console(quiet=not team.leads).status("reading the network and the images"):
+            network, found = open_both(start, images, seed, team)
+            master = None
+            if teacher is not None:
+                master = open_teacher(teacher, teacher_arch, network, found)
+        session = Session(network, found, settings, team, master)
         run = session.run(compiled, loaders)
         if bn_recalibrate:
             recalibrated(session, run, files, as_json)
@@ -321,61 +320,3 @@ def _check_untaught(given: dict[str, Any], teacher_arch: str | None) -> None:
     for name in ("teacher_arch", "teacher_weight", "temperature"):
         if said.get(name) is not None:
             raise SettingError(f"{option(name)} is about a teacher: name it with --teacher")
-
-
-def _open(
-    team: "Team",
-    settings: "Training",
-    checkpoint: str | None,
-    arch: str | None,
-    classes: int | None,
-    shape: tuple[int, ...] | None,
-    data: str,
-    statistics: dict[str, Any] | None,
-    download: bool,
-    new_head: bool,
-) -> "Session":
-    """The network and the images; a fresh network or head has as many classes as they."""
-    from legr_cli.commands.show import console
-    from legr_cli.networks import open_network, with_new_head
-    from legr_cli.training.data import open_data, small_size
-    from legr_cli.training.measure import check_classes
-    from legr_cli.training.session import Session
-
-    spec = f"random:{arch}" if checkpoint is None else checkpoint
-    with console(quiet=not team.leads).status("reading the network") as status:
-        network = open_network(spec, arch, classes, shape, settings.seed)
-        status.update("reading the images")
-        if checkpoint is None and shape is None and network.arch.own:
-            shape = small_size(data, download and team.leads, network.input_shape)
-            network = replace(network, input_shape=shape)
-        with team.leader_first():
-            images = open_data(
-                data,
-                network.input_shape,
-                seed=settings.seed,
-                statistics=statistics or network.notes.get("statistics"),
-                download=download and team.leads,
-            )
-        if spec.startswith("random:") and classes is None:
-            network = open_network(spec, arch, len(images.classes), shape, settings.seed)
-        elif new_head:
-            network = with_new_head(network, len(images.classes), settings.seed)
-        network.model.float()  # images come in single precision
-        check_classes(network.model, images)
-    return Session(network, images, settings, team)
-
-
-def _with_teacher(session: "Session", teacher: str, arch: str | None) -> "Session":
-    """The same training with a teacher, which knows the same classes."""
-    from legr_cli.networks import open_network
-    from legr_cli.training.measure import check_classes
-
-    classes = None if arch is None else len(session.data.classes)
-    try:
-        network = open_network(teacher, arch, classes, usual=session.network.arch)
-        network.model.float()
-        check_classes(network.model, session.data)
-    except LegrError as error:
-        raise type(error)(f"--teacher: {error}") from error
-    return replace(session, teacher=network)
