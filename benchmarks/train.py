@@ -1,6 +1,6 @@
 """Images a second: legr's training beside a bare loop on one batch, and pruned beside dense.
 
-    python benchmarks/train.py --data cifar10:DIR [--arch resnet56] [--flops 0.47]
+    python benchmarks/train.py resnet56-cifar10.th --data cifar10:DIR [--flops 0.47]
 
 The loops take turns, a few steps each, so that a ratio holds on a noisy machine.
 """
@@ -57,6 +57,7 @@ def ours(model: nn.Module, data: Data, device: torch.device, rounds: int) -> Cal
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("checkpoint")
     parser.add_argument("--data", required=True)
     parser.add_argument("--arch", default="resnet56")
     parser.add_argument("--flops", type=float, default=0.47)
@@ -65,12 +66,12 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
     device = choose(args.device)
-    network = open_network(f"random:{args.arch}")
+    network = open_network(args.checkpoint, args.arch)
     smaller = legr_cli.prune(network.model, network.input_shape, flops=args.flops)
     whole = open_data(args.data, network.input_shape, seed=0)
     rows = np.arange(args.steps * 128)
     data = replace(whole, train=whole.train.pick(rows), validation=whole.validation.pick(rows[:8]))
-    again = open_network(f"random:{args.arch}").model
+    again = open_network(args.checkpoint, args.arch).model
     small_again = legr_cli.prune(again, network.input_shape, flops=args.flops)
     loops = {
         "dense, bare loop": bare(again, device, 128, args.steps),
