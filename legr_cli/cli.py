@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from legr_cli import __version__
+from legr_cli.commands.bench import bench
 from legr_cli.commands.evaluate import evaluate
 from legr_cli.commands.finetune import finetune
 from legr_cli.commands.inspect import inspect
@@ -52,7 +53,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (learn, prune, finetune, evaluate, inspect):
+for command in (learn, prune, finetune, evaluate, bench, inspect):
     app.command(help=unwrapped(command))(command)
 
 
@@ -73,8 +74,8 @@ def legr(
 
     [bold]legr learn[/] finds out once which filters matter; [bold]legr prune[/] then writes real,
     smaller networks for any target, offline and in seconds. [bold]legr finetune[/] trains them,
-    [bold]legr evaluate[/] measures their accuracy, [bold]legr inspect[/] shows what can be pruned
-    and what cannot.
+    [bold]legr evaluate[/] measures their accuracy, [bold]legr bench[/] their latency, here or on a
+    board, and [bold]legr inspect[/] shows what can be pruned and what cannot.
 
     Results go to stdout, progress and notes to stderr. Exit codes: 0; 1 for an error, in one line
     that says what to do; 2 for unknown commands and options; 130 for Ctrl-C.

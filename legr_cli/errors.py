@@ -9,6 +9,7 @@ LegrError
 ├── SearchError       a search cannot go on, or not from where it stopped
 ├── TrainingError     a training cannot go on, or not from where it stopped
 ├── BudgetError       no plan meets the target
+├── BenchError        a network cannot be measured, or not there
 └── OutputError       a result cannot be written
 """
 
@@ -47,6 +48,10 @@ class TrainingError(LegrError):
 
 class BudgetError(LegrError):
     """No plan meets the target."""
+
+
+class BenchError(LegrError):
+    """A network cannot be measured, or not on that machine."""
 
 
 class OutputError(LegrError):

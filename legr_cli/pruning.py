@@ -3,7 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params, price
 from legr_cli.cut import arrange, cut, floor
 from legr_cli.errors import LegrError, ModelError, SettingError
+from legr_cli.latency import Clock, Timing, fast_enough
 from legr_cli.models.registry import Arch
 from legr_cli.models.weights import fingerprint
 from legr_cli.networks import Network, kept_channels
 from legr_cli.ranking import Filters, Ranking, filters, identity, importance, read_ranking
-from legr_cli.settings import Align, Prune, Target, parse_align
+from legr_cli.settings import Align, Prune, parse_align
+from legr_cli.targets import Target
 
 ROUNDING = 1e-4  # relative difference to the silenced dense network that single precision makes
 WORDS = {"flops": "FLOPs", "params": "parameters"}
@@ -50,6 +52,7 @@ class Pruned:
     params: int
     widths: dict[str, tuple[int, int]]  # by layer: channels kept, and of how many
     difference: float  # to the dense network with the removed channels silenced
+    timing: Timing | None  # where the target is a latency
 
 
 def study(network: Network) -> Study:
@@ -66,16 +69,30 @@ def ranking_for(known: Study, path: Path | None) -> Ranking:
     return identity(known.filters) if path is None else read_ranking(path, known.filters)
 
 
-def plans(known: Study, ranking: Ranking, settings: Prune) -> list[Kept]:
-    """The units to keep for each target; all are decided before anything is cut."""
+def plans(
+    known: Study, ranking: Ranking, settings: Prune, clock: Clock | None = None
+) -> list[Kept]:
+    """The units to keep for each target; all are decided before anything is cut.
+
+    A latency is a matter of measuring: `clock` times a plan.
+    """
     _check_width(known, settings.align)
     scores = importance(known.filters, ranking)
     blocks = arrange(known.units, known.cost, scores, settings.min_keep, settings.align)
     bills = {"flops": known.cost.flops, "params": known.cost.params}
-    return [
-        blocks.kept(cut(known.cost, blocks, bills[t.what], t.share, WORDS[t.what]), known.cost)
-        for t in settings.targets
-    ]
+
+    def at(what: str, share: float) -> Kept:
+        counts = cut(known.cost, blocks, bills[what], share, WORDS[what])
+        return blocks.kept(counts, known.cost)
+
+    def decided(target: Target) -> Kept:
+        if not target.timed:
+            return at(target.what, target.value)
+        assert clock is not None
+        least = floor(known.cost, blocks, known.cost.flops)
+        return fast_enough(target, lambda share: at("flops", share), least, clock)
+
+    return [decided(target) for target in settings.targets]
 
 
 def lowest_share(known: Study, align: Align, min_keep: float = 0.1) -> float:
@@ -96,16 +113,26 @@ def _check_width(known: Study, align: Align) -> None:
 
 
 def carry_out(
-    known: Study, ranking: Ranking, settings: Prune, decided: list[Kept]
+    known: Study,
+    ranking: Ranking,
+    settings: Prune,
+    decided: list[Kept],
+    clock: Clock | None = None,
 ) -> Iterator[Pruned]:
     """Cut, count and check one network after the other; only one is in memory at a time."""
     for target, kept in zip(settings.targets, decided, strict=True):
-        yield _carry_out_one(known, ranking, settings, target, kept)
+        timing = clock(kept) if target.timed and clock is not None else None
+        yield _carry_out_one(known, ranking, settings, target, kept, timing)
         gc.collect()  # a graph and its module refer to each other: give their memory back now
 
 
 def _carry_out_one(
-    known: Study, ranking: Ranking, settings: Prune, target: Target, kept: Kept
+    known: Study,
+    ranking: Ranking,
+    settings: Prune,
+    target: Target,
+    kept: Kept,
+    timing: Timing | None,
 ) -> Pruned:
     """Cut one network and see that it is right."""
     network, units = known.network, known.units
@@ -118,23 +145,25 @@ def _carry_out_one(
         "dense_params": known.params,
         **_lasting(network.notes),
         "legr": __version__,
-        "target": {target.what: target.share},
+        "target": {target.what: target.value},
         "flops": {"before": known.flops, "after": flops},
         "params": {"before": known.params, "after": params},
         "ranking_sha256": ranking.notes.get("file_sha256"),
         "align": settings.align.name,
         "min_keep": settings.min_keep,
     }
+    if timing is not None:
+        notes["latency"] = asdict(timing)
     if "statistics" in ranking.notes:
         notes.setdefault("statistics", ranking.notes["statistics"])
     channels = kept_channels(units, kept, network.kept)
     result = Network(smaller, network.arch, network.input_shape, channels, notes)
-    return Pruned(target, result, flops, params, _widths(units, kept), difference)
+    return Pruned(target, result, flops, params, _widths(units, kept), difference, timing)
 
 
 def _lasting(notes: dict[str, Any]) -> dict[str, Any]:
     """What is known of a network and stays true of one cut from it: not what it reached."""
-    return {key: value for key, value in notes.items() if key != "training"}
+    return {key: value for key, value in notes.items() if key not in ("training", "latency")}
 
 
 def _checked(units: Units, kept: Kept, smaller: nn.Module, target: Target) -> float:

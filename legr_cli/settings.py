@@ -10,57 +10,11 @@ from typing import Any
 import numpy as np
 
 from legr_cli.errors import SettingError
+from legr_cli.targets import Target
 
 BLOCKS = {"avx512": 16, "avx2": 8, "arm": 4}  # channels that a CPU's kernels work on at once
 
 NARROW = 4  # blocks that a group has at least, before blocks get smaller
-
-
-@dataclass(frozen=True)
-class Target:
-    """A share of the dense network's FLOPs or parameters."""
-
-    what: str  # "flops" or "params"
-    share: float
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.share, int | float) or not 0 < self.share <= 1:
-            raise SettingError(
-                f"--{self.what} must be over 0 and at most 1, got {self.share}: "
-                "it is the share of the dense network to keep"
-            )
-
-    @property
-    def label(self) -> str:
-        """`flops40`, for file names."""
-        return f"{self.what}{self.share * 100:.10g}"
-
-
-def parse_targets(what: str, text: str) -> list[Target]:
-    """`0.4`, `0.3,0.5` or a range with its end included, `0.2:0.8:0.1`."""
-    found = []
-    for part in text.split(","):
-        try:
-            numbers = [float(number) for number in part.split(":")]
-        except ValueError:
-            raise SettingError(
-                f"--{what} {text}: expected a share such as 0.4 or a range such as 0.2:0.8:0.1"
-            ) from None
-        found += [Target(what, share) for share in _expand(what, text, numbers)]
-    return found
-
-
-def _expand(what: str, text: str, numbers: list[float]) -> list[float]:
-    """The shares of one number or one range."""
-    if len(numbers) == 1:
-        return numbers
-    if len(numbers) != 3 or not all(map(math.isfinite, numbers)):
-        raise SettingError(f"--{what} {text}: a range is FROM:TO:STEP, such as 0.2:0.8:0.1")
-    start, stop, step = numbers
-    if step <= 0 or stop < start or (stop - start) / step > 10_000:
-        raise SettingError(f"--{what} {text}: a range goes up from FROM to TO by a positive STEP")
-    count = int((stop - start) / step + 1e-9) + 1
-    return [round(start + i * step, 10) for i in range(count)]
 
 
 @dataclass(frozen=True)
@@ -86,10 +40,10 @@ class Align:
         return f"{self.name}: multiples of {self.block}{rule}"
 
 
-def parse_align(text: str) -> Align:
-    """`auto` (this CPU), `avx512`, `avx2`, `arm`, or a number; 1 is the paper's own cut."""
+def parse_align(text: str, cpu: str | None = None) -> Align:
+    """`auto` (`cpu`, or this one), `avx512`, `avx2`, `arm`, or a number; 1 is the paper's own."""
     if text == "auto":
-        name = this_cpu()
+        name = cpu or this_cpu()
         return Align(f"auto ({name})", BLOCKS.get(name, 4), NARROW)
     if text in BLOCKS:
         return Align(text, BLOCKS[text], NARROW)
@@ -128,11 +82,25 @@ class Prune:
 
     def __post_init__(self) -> None:
         if not self.targets:
-            raise SettingError("no target: pass --flops 0.4 or --params 0.4")
+            raise SettingError("no target: pass --flops 0.4, --params 0.4 or --latency 0.5")
         if not isinstance(self.min_keep, int | float) or not 0 <= self.min_keep <= 1:
             raise SettingError(f"--min-keep must be from 0 to 1, got {self.min_keep}")
         if len({target.label for target in self.targets}) < len(self.targets):
             raise SettingError("a target is given twice")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """How networks are timed."""
+
+    threads: int = 1
+    seconds: float = 3.0  # for each network
+    core: int | None = None  # None: the fastest
+
+    def __post_init__(self) -> None:
+        _within(self, threads=(1, 1024), seconds=(0.01, 86_400))
+        if self.core is not None:
+            _within(self, core=(0, 100_000))
 
 
 MANY, LARGEST_SEED = 10**6, 2**63 - 1

@@ -15,6 +15,8 @@ from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params
 from legr_cli.cut import Blocks, arrange, cut
 from legr_cli.deploy.onnx import export
+from legr_cli.models.registry import Arch
+from legr_cli.networks import Network
 from legr_cli.ranking import Ranking, Row, filters, identity, importance
 from legr_cli.settings import Align
 
@@ -117,6 +119,6 @@ def law5_under_the_target_and_full(
 
 
 def law6_onnx_agrees(units: Units, kept: Kept, folder: Path) -> None:
-    smaller = apply(units, kept).float()
-    difference = export(smaller, units.input_shape, folder / "net.onnx")
+    smaller = Network(apply(units, kept).float(), Arch("a law"), units.input_shape)
+    difference = export(smaller, folder / "net.onnx")
     assert difference < 1e-3  # deep networks add up rounding, by CPU: 2e-4 with AVX2

@@ -11,7 +11,8 @@ from legr_cli.cost import price
 from legr_cli.cut import arrange, cut, floor
 from legr_cli.errors import BudgetError, SettingError
 from legr_cli.ranking import Ranking, Row, filters, identity, importance
-from legr_cli.settings import Align, Target, parse_align, parse_input, parse_targets
+from legr_cli.settings import Align, parse_align, parse_input
+from legr_cli.targets import Target, parse_targets
 
 
 def test_importance_is_the_sum_over_tied_filters() -> None:
@@ -102,10 +103,10 @@ def test_blocks_of_grouped_channels_count_channels() -> None:
 
 
 def test_targets_are_read() -> None:
-    shares = [t.share for t in parse_targets("flops", "0.2:0.8:0.1")]
+    shares = [t.value for t in parse_targets("flops", "0.2:0.8:0.1")]
     assert shares == [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
     assert [t.label for t in parse_targets("params", "0.4,0.125")] == ["params40", "params12.5"]
-    assert [t.share for t in parse_targets("flops", "0.5:0.5:0.1")] == [0.5]
+    assert [t.value for t in parse_targets("flops", "0.5:0.5:0.1")] == [0.5]
     assert parse_input("3x96x128") == (3, 96, 128)
     with pytest.raises(SettingError):
         Target("flops", 1.01)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 NETWORK, IMAGES, HOW, MACHINE = "The network", "The images", "How to cut", "The machine"
+BOARD = "A board to measure on"
 
 Checkpoint = Annotated[
     str,
@@ -111,6 +112,23 @@ Resume = Annotated[
     bool, typer.Option("--resume", help="Go on where it was stopped, and end as if it never was.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace what is in the way.")]
+Ssh = Annotated[
+    str | None,
+    typer.Option(
+        "--ssh",
+        metavar="USER@HOST",
+        show_default=False,
+        rich_help_panel=BOARD,
+        help="Measure there, by your own ssh with its keys and settings. The board needs python3 "
+        "with numpy and onnxruntime; nothing is written on it.",
+    ),
+]
+Python = Annotated[
+    str,
+    typer.Option(
+        "--python", metavar="COMMAND", rich_help_panel=BOARD, help="The Python to use there."
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", help="One JSON object on stdout instead of a table."),

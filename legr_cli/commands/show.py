@@ -34,7 +34,10 @@ def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:
     )
     for column in columns:
         justify: Literal["left", "right"] = "left" if column in set(left) else "right"
-        name = column == "layer"  # a long name goes on in the next line; numbers are never cut
+        name = column in (
+            "layer",
+            "network",
+        )  # a long name goes on in the next line; numbers are never cut
         made.add_column(column, justify=justify, no_wrap=not name, overflow="fold")
     return made
 

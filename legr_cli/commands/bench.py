@@ -1,0 +1,182 @@
+"""`legr bench`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from legr_cli.commands import options
+from legr_cli.errors import BenchError, OutputError, SettingError
+
+if TYPE_CHECKING:
+    from legr_cli.deploy.bench import Asked
+    from legr_cli.settings import Bench
+
+
+def bench(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL…",
+            show_default=False,
+            help="Networks to time: .onnx, files that legr wrote, checkpoints of --arch, "
+            "torchvision:NAME, random:NAME; or the bench.json of measurements, to see them again.",
+        ),
+    ],
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            show_default="the first",
+            help="What ratios are to, such as the dense network; it is timed with the others.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="Write everything to a bench.json."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Draw latency against FLOPs: an .svg, .png or .pdf.",
+        ),
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel=options.MACHINE, help="Of the runtime.")
+    ] = 1,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", rich_help_panel=options.MACHINE, help="For each network.")
+    ] = 3.0,
+    core: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            show_default="the fastest",
+            rich_help_panel=options.MACHINE,
+            help="The core to stay on.",
+        ),
+    ] = None,
+    ssh: options.Ssh = None,
+    python: options.Python = "python3",
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            show_default=False,
+            rich_help_panel=options.BOARD,
+            help="Measure nothing: write the networks and the measuring program to a folder, for a "
+            "board without ssh.",
+        ),
+    ] = None,
+    arch: options.Arch = None,
+    classes: options.Classes = None,
+    input_shape: options.InputShape = None,
+    as_json: options.Json = False,
+) -> None:
+    """Measure how long one image takes, on one thread, here or on a board.
+
+    Networks become ONNX (each is compared with torch), and take turns on one core, so that ratios
+    hold on a machine that is busy with other things, too. With three networks or more you see how
+    much latency a saved FLOP saves.
+
+    Examples:
+
+      legr bench nets/*.safetensors --against dense.pth --arch resnet50
+
+      legr bench small.onnx dense.onnx --ssh me@jetson --out jetson.json
+    """
+    from legr_cli.deploy.bench import Asked, write_bundle
+    from legr_cli.settings import Bench, parse_input
+
+    settings = Bench(threads=threads, seconds=seconds, core=core)
+    chosen = tuple(dict.fromkeys(models if against is None else [against, *models]))
+    asked = Asked(chosen, arch, classes, parse_input(input_shape) if input_shape else None)
+    _check_files(out, plot, bundle)
+    if bundle is not None:
+        from legr_cli.commands.show import console, line
+
+        with console().status("writing the bundle") as status:
+            written = write_bundle(asked, bundle, lambda text: status.update(text))
+        for path in written:
+            line(str(path))
+        return
+    files = [model for model in chosen if model.endswith(".json")]
+    if files and len(files) < len(chosen):
+        raise SettingError(f"{files[0]} is a measurement: name networks, or measurements to see")
+    found = _read(files) if files else [_measured(asked, settings, ssh, python)]
+    _deliver(found, out, plot, as_json)
+    if found[0].get("stopped"):
+        raise KeyboardInterrupt("stopped: these are the runs until then")
+
+
+def _check_files(out: Path | None, plot: Path | None, bundle: Path | None) -> None:
+    """Say what is wrong with the files to write before any work is done."""
+    from legr_cli.files import require_folder
+
+    for path in (out, plot, bundle):
+        if path is not None:
+            require_folder(path)
+    if out is not None and (out.suffix != ".json" or out.is_dir()):
+        raise OutputError(f"--out {out}: name a file that ends in .json")
+    if plot is not None and (plot.suffix not in (".svg", ".png", ".pdf") or plot.is_dir()):
+        raise OutputError(f"--plot {plot}: name a file that ends in .svg, .png or .pdf")
+    if bundle is not None and bundle.exists() and not bundle.is_dir():
+        raise OutputError(f"--bundle {bundle} is a file: name a folder")
+
+
+def _read(files: list[str]) -> list[dict[str, Any]]:
+    """Earlier measurements."""
+    from legr_cli.deploy.bench import read_bench
+
+    return [read_bench(Path(file)) for file in files]
+
+
+def _measured(asked: "Asked", settings: "Bench", ssh: str | None, python: str) -> dict[str, Any]:
+    """Measure, with something to look at."""
+    from legr_cli.commands.live import Live
+    from legr_cli.deploy.bench import bench as measure
+    from legr_cli.deploy.board import Board, here, over_ssh
+
+    place = here() if ssh is None else over_ssh(ssh, python)
+    whole = round(len(asked.models) * settings.seconds)
+    with Live(100) as live:
+        live.show(0, "beginning", [place.name])
+        with Board(place, settings.threads, settings.core) as board:
+            return measure(
+                board,
+                asked,
+                settings,
+                lambda text: live.show(0, text, [place.name]),
+                lambda done: live.show(
+                    round(done * 100), "measuring", [f"{max(0, round(whole * (1 - done)))} s left"]
+                ),
+            )
+
+
+def _deliver(
+    found: list[dict[str, Any]], out: Path | None, plot: Path | None, as_json: bool
+) -> None:
+    """Files, and a table or JSON on stdout."""
+    import json
+
+    from legr_cli.commands import show
+    from legr_cli.commands.latencies import table
+    from legr_cli.files import staged
+
+    with staged() as stage:
+        if out is not None:
+            if len(found) > 1:
+                raise BenchError("--out is for one measurement")
+            text = json.dumps(found[0], indent=1, allow_nan=False) + "\n"
+            stage.file(out).write_text(text, encoding="utf-8")
+        if plot is not None:
+            from legr_cli.report.figures import latency_over_flops
+
+            latency_over_flops(found, stage.file(plot), plot.suffix[1:])
+    if as_json:
+        show.emit(found[0] if len(found) == 1 else {"measurements": found})
+        return
+    for whole in found:
+        table(whole)

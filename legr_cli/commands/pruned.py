@@ -1,0 +1,115 @@
+"""Pruned networks as people see them: a table, notes and files, or JSON."""
+
+from typing import TYPE_CHECKING, Any
+
+from legr_cli import __version__
+from legr_cli.commands import show
+
+if TYPE_CHECKING:
+    from legr_cli.pruning import Study
+    from legr_cli.ranking import Ranking
+    from legr_cli.settings import Prune
+
+
+def shown(
+    known: "Study", settings: "Prune", ranking: "Ranking", rows: list[dict[str, Any]], as_json: bool
+) -> None:
+    """The table on stderr and the files on stdout, or everything as JSON."""
+    for row in rows:
+        row["flops_share"] = row["flops"] / known.flops
+        row["params_share"] = row["params"] / known.params
+    notes = _notes(known, settings, ranking, rows)
+    if as_json:
+        whole = {
+            "arch": str(known.network.arch),
+            "input": list(known.network.input_shape),
+            "flops": known.flops,
+            "params": known.params,
+            "sha256": known.sha256,
+        }
+        show.emit(
+            {
+                "legr": __version__,
+                "dense": whole,
+                "align": str(settings.align),
+                "notes": notes,
+                "pruned": rows,
+            }
+        )
+        return
+    size = "x".join(map(str, known.network.input_shape))
+    dense = f"{show.count(known.flops)}FLOPs, {show.count(known.params)} parameters"
+    screen = show.console()
+    timed = any("latency" in row for row in rows)
+    more = ("ms", "share") if timed else ()
+    columns = ("target", "FLOPs", "share", "params", "share", "file", "s", *more, "kept by layer")
+    table = show.table(f"{known.network.arch} on {size}: {dense}", *columns, left=columns[-1:])
+    for target, row in zip(settings.targets, rows, strict=True):
+        table.add_row(
+            str(target),
+            show.count(row["flops"]),
+            f"{row['flops_share']:.2%}",
+            show.count(row["params"]),
+            f"{row['params_share']:.1%}",
+            f"{show.count(row['bytes'])}B",
+            f"{row['seconds']:.1f}",
+            *(_latency(row.get("latency")) if timed else ()),
+            show.bar([kept / of for kept, of in row["layers"].values()], screen.width - 60),
+        )
+    screen.print(table)
+    for note in notes:
+        screen.print(note, style="dim")
+    for row in rows:
+        show.line(row["file"])
+        if "onnx" in row:
+            show.line(row["onnx"]["file"])
+
+
+def _latency(timing: dict[str, Any] | None) -> tuple[str, str]:
+    """Milliseconds, and their share of the dense network's, where they were measured."""
+    return ("", "") if timing is None else (f"{timing['ms']:.3g}", f"{timing['ratio']:.1%}")
+
+
+def _notes(
+    known: "Study", settings: "Prune", ranking: "Ranking", rows: list[dict[str, Any]]
+) -> list[str]:
+    """What a user should know of how the networks came about."""
+    notes = ["FLOPs by fvcore, one multiply-add = 1", f"align {settings.align}"]
+    if not ranking.notes:
+        notes.append("no --ranking: α = 1, κ = 0, filters ranked by plain squared norm")
+    elif ranking.notes.get("weights_sha256") not in (None, known.sha256):
+        notes.append("the ranking was learned on other weights than these")
+    notes += _unlike(known, settings, ranking.notes)
+    pairs = list(zip(settings.targets, rows, strict=True))
+    gap = max((t.value - row[f"{t.what}_share"] for t, row in pairs if not t.timed), default=0)
+    if gap > 0.01:
+        notes.append(
+            f"whole blocks of channels end up to {gap:.1%} under the target; --align 1 fits"
+        )
+    for row in rows:
+        if "latency" in row:
+            timing = row["latency"]
+            notes.append(
+                f"measured on {timing['device']}, one thread: {timing['ms']:.3g} ms, "
+                f"dense {timing['dense_ms']:.3g} ms"
+            )
+    if known.network.kept is not None:
+        notes.append("the network was pruned before: shares are of what it is now")
+    held = {pin.layer for pin in known.units.pins if pin.reason != "the network's output"}
+    if held:
+        notes.append(f"{len(held)} layers have pinned channels: legr inspect says by what")
+    return notes
+
+
+def _unlike(known: "Study", settings: "Prune", learned: dict[str, Any]) -> list[str]:
+    """Where the cut is not the one that the ranking was learned with."""
+    from legr_cli.settings import option
+
+    then, size = learned.get("settings"), list(known.network.input_shape)
+    then = {**(then if isinstance(then, dict) else {}), "input": learned.get("input", size)}
+    now = {"align": settings.align.name, "min_keep": settings.min_keep, "input": size}
+    return [
+        f"the ranking was learned with {option(key)} {then[key]}, this is {value}"
+        for key, value in now.items()
+        if then.get(key, value) != value
+    ]

@@ -1,0 +1,184 @@
+"""From what a user names to latencies: networks become ONNX, and take turns on a board."""
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from legr_cli import __version__
+from legr_cli.deploy import core
+from legr_cli.deploy.board import Board, Facts
+from legr_cli.errors import BenchError, first_line
+from legr_cli.files import staged
+from legr_cli.settings import Bench
+
+README = """\
+On the board Python 3.8 or later needs two packages: python3 -m pip install numpy onnxruntime
+Then, in this folder: python3 legr_bench.py {models} > bench.json
+Bring bench.json back: `legr bench bench.json` shows it.
+"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The networks to time, as they were named, and what is needed to open them."""
+
+    models: tuple[str, ...]  # the first is what ratios are to
+    arch: str | None = None
+    classes: int | None = None
+    input_shape: tuple[int, ...] | None = None
+
+    def names(self) -> dict[str, str]:
+        """By model, a short name for it; no two are the same."""
+        short = {model: Path(model).name or model for model in self.models}
+        names = list(short.values())
+        return {m: n if names.count(n) == 1 else m for m, n in short.items()}
+
+
+def as_onnx(asked: Asked, watch: Callable[[str], None]) -> Iterator[tuple[str, bytes]]:
+    """Each network as the bytes of an ONNX file: as it is, or exported for one image."""
+    others = []
+    for model in asked.models:
+        if model.endswith(".onnx"):
+            try:
+                yield model, Path(model).read_bytes()
+            except FileNotFoundError:
+                raise BenchError(f"{model} does not exist") from None
+            except MemoryError:
+                raise BenchError(f"{model} is larger than the memory of this machine") from None
+        else:
+            others.append(model)
+    usual = None  # a file that says what it is speaks for the others: it goes first
+    for model in sorted(others, key=lambda name: not name.endswith(".safetensors")):
+        from legr_cli.deploy.onnx import exported
+        from legr_cli.networks import open_network
+
+        watch(f"exporting {model}")
+        network = open_network(model, asked.arch, asked.classes, asked.input_shape, usual=usual)
+        usual = usual or network.arch
+        yield model, exported(network)
+
+
+def bench(
+    board: Board,
+    asked: Asked,
+    settings: Bench,
+    say: Callable[[str], None],
+    watch: Callable[[float], None],
+) -> Facts:
+    """Bring all networks to a board and time them; what bench.json holds."""
+    names = asked.names()
+    for model, data in as_onnx(asked, say):
+        say(f"loading {names[model]}")
+        shape = asked.input_shape if model.endswith(".onnx") else None
+        board.load(names[model], data, shape)
+    found = board.measure(list(names.values()), settings.seconds, 0, watch)
+    against = names[asked.models[0]]
+    whole = core.result(board.device, found, against, asdict(settings))
+    for row, model in zip(whole["models"], names, strict=True):
+        row["file"] = model
+    stopped = {"stopped": True} if found.get("stopped") else {}
+    return {**whole, "legr": __version__, **stopped}
+
+
+def write_bundle(asked: Asked, folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """All that a board without ssh needs, in a folder; the files in it."""
+    files = {
+        model: folder / (re.sub(r"[^A-Za-z0-9_.=-]+", "-", name.removesuffix(".onnx")) + ".onnx")
+        for model, name in asked.names().items()
+    }
+    own = [folder / "legr_bench.py", folder / "README.md"]
+    text = README.format(models=" ".join(path.name for path in files.values()))
+    with staged() as stage:
+        stage.folder(folder)
+        for model, data in as_onnx(asked, say):
+            stage.file(files[model]).write_bytes(data)
+        shutil.copyfile(core.__file__, stage.file(own[0]))
+        stage.file(own[1]).write_text(text, encoding="utf-8")
+    return [*own, *files.values()]
+
+
+def read_bench(path: Path) -> Facts:
+    """A bench.json, every value that is shown checked."""
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise BenchError(f"{path} does not exist") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise BenchError(f"{path} is no readable JSON: {first_line(error)}") from error
+    if not isinstance(data, dict) or data.get("format") != core.FORMAT:
+        raise BenchError(f'{path} is no measurement: it has no "format": "{core.FORMAT}"')
+    if data.get("version") != core.VERSION:
+        raise BenchError(
+            f"{path} is a measurement of version {data.get('version')!r}; this legr reads "
+            f"{core.VERSION}"
+        )
+    rows = data.get("models")
+    if not isinstance(rows, list) or not rows or not all(map(_is_sound, rows)):
+        raise BenchError(f"{path} is damaged: its models are not what legr writes")
+    if not isinstance(data.get("device"), dict) or not isinstance(data.get("notes"), list):
+        raise BenchError(f"{path} is damaged: it has no device or no notes")
+    return data
+
+
+def _is_sound(row: Any) -> bool:
+    """Whether a model's row has all that is shown of it."""
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+        return False
+    times = [row.get(key) for key in ("median_ms", "p5_ms", "p95_ms", "spread", "ratio")]
+    flops, span = row.get("flops"), row.get("ratio_range")
+    return (
+        all(map(_is_positive, times))
+        and (flops is None or _is_positive(flops))
+        and isinstance(span, list)
+        and len(span) == 2
+        and all(map(_is_positive, span))
+    )
+
+
+def _is_positive(number: Any) -> bool:
+    """Whether this is a number from 0 on."""
+    return isinstance(number, int | float) and 0 <= number < math.inf
+
+
+@dataclass(frozen=True)
+class Point:
+    """A network beside the one that ratios are to: its share of the FLOPs and of the latency."""
+
+    name: str
+    flops: float
+    latency: float
+
+    @property
+    def slope(self) -> float | None:
+        """Latency saved per FLOP saved."""
+        return (1 - self.latency) / (1 - self.flops) if self.flops < 1 else None
+
+
+def points(whole: Facts) -> dict[str, Point]:
+    """The networks whose FLOPs are known, if that of the dense one is."""
+    rows = {row["name"]: row for row in whole["models"]}
+    base = rows.get(whole.get("against"), whole["models"][0]).get("flops")
+    if not base:
+        return {}
+    return {
+        name: Point(name, row["flops"] / base, row["ratio"])
+        for name, row in rows.items()
+        if row.get("flops")
+    }
+
+
+def fitted_slope(found: Sequence[Point]) -> tuple[float, float] | None:
+    """Slope and height of the line nearest to at least three points (latency over FLOPs)."""
+    shares = [point.flops for point in found]
+    if len(found) < 3 or max(shares) - min(shares) < 0.01:
+        return None
+    mean_x = sum(shares) / len(shares)
+    mean_y = sum(point.latency for point in found) / len(found)
+    top = sum((p.flops - mean_x) * (p.latency - mean_y) for p in found)
+    slope = top / sum((x - mean_x) ** 2 for x in shares)
+    return slope, mean_y - slope * mean_x

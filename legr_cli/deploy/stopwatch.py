@@ -1,0 +1,53 @@
+"""Times plans of a network that is being pruned, each beside the dense one."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from legr_cli.channels import apply
+from legr_cli.channels.units import Kept
+from legr_cli.deploy.board import Board
+from legr_cli.deploy.onnx import exported
+from legr_cli.latency import Timing
+from legr_cli.pruning import Study
+
+SECONDS = 1.5  # for each of the two networks
+
+
+class Stopwatch:
+    """A board that has the dense network and times plans; it measures none twice."""
+
+    def __init__(
+        self, board: Board, known: Study, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.board, self.known, self.say = board, known, say
+        self.timings: dict[bytes, Timing] = {}
+        board.load("dense", exported(known.network))
+
+    def __call__(self, kept: Kept) -> Timing:
+        """How long a plan takes."""
+        key = np.packbits(kept).tobytes()
+        if key not in self.timings:
+            whole = bool(kept.all())
+            names = ["dense"] if whole else ["dense", "plan"]
+            self.say(self._so_far())
+            if not whole:
+                smaller = apply(self.known.units, kept)
+                self.board.load("plan", exported(replace(self.known.network, model=smaller)))
+            found = self.board.measure(names, SECONDS)
+            if found.get("stopped"):
+                raise KeyboardInterrupt
+            dense, plan = found["models"][0], found["models"][-1]
+            if not whole:
+                self.board.drop("plan")
+            device = self.board.device["board"] or self.board.device["cpu"]
+            self.timings[key] = Timing(plan["median_ms"], plan["ratio"], dense["median_ms"], device)
+        return self.timings[key]
+
+    def _so_far(self) -> str:
+        """What there is to see while plans are timed."""
+        done = ", ".join(f"{timing.ratio:.1%}" for timing in self.timings.values())
+        return f"timing plan {len(self.timings) + 1} on {self.board.place.name}" + (
+            f"; of the dense latency so far: {done}" if done else ""
+        )
