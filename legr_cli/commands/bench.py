@@ -106,9 +106,10 @@ def bench(
     if files and len(files) < len(chosen):
         raise SettingError(f"{files[0]} is a measurement: name networks, or measurements to see")
     found = _read(files) if files else [_measured(asked, settings, ssh, python)]
+    if found[0].get("stopped") and not files:
+        _deliver(found, None, None, as_json)
+        raise KeyboardInterrupt("stopped: these are the runs until then, and no file was written")
     _deliver(found, out, plot, as_json)
-    if found[0].get("stopped"):
-        raise KeyboardInterrupt("stopped: these are the runs until then")
 
 
 def _check_files(out: Path | None, plot: Path | None, bundle: Path | None) -> None:

@@ -43,7 +43,7 @@ def title(whole: dict[str, Any]) -> str:
     threads = settings.get("threads", 1)
     pinned = ", ".join(map(str, device.get("pinned") or []))
     on = f" on core {pinned}" if pinned else ""
-    names = [device.get("board"), device.get("cpu")]
+    names = [device.get(key) for key in ("host", "board", "cpu")]
     facts = [f"{threads} thread{'s' if threads != 1 else ''}{on}", device.get("runtime")]
     if device.get("governor"):
         facts.append(f"governor {device['governor']}")

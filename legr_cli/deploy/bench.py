@@ -44,12 +44,7 @@ def as_onnx(asked: Asked, watch: Callable[[str], None]) -> Iterator[tuple[str, b
     others = []
     for model in asked.models:
         if model.endswith(".onnx"):
-            try:
-                yield model, Path(model).read_bytes()
-            except FileNotFoundError:
-                raise BenchError(f"{model} does not exist") from None
-            except MemoryError:
-                raise BenchError(f"{model} is larger than the memory of this machine") from None
+            yield model, _whole(Path(model))
         else:
             others.append(model)
     usual = None  # a file that says what it is speaks for the others: it goes first
@@ -61,6 +56,32 @@ def as_onnx(asked: Asked, watch: Callable[[str], None]) -> Iterator[tuple[str, b
         network = open_network(model, asked.arch, asked.classes, asked.input_shape, usual=usual)
         usual = usual or network.arch
         yield model, exported(network)
+
+
+def _whole(path: Path) -> bytes:
+    """An ONNX file, with the weights that it may keep in another one."""
+    try:
+        data = path.read_bytes()
+        apart = core.elsewhere(data)
+    except FileNotFoundError:
+        raise BenchError(f"{path} does not exist") from None
+    except MemoryError:
+        raise BenchError(f"{path} is larger than the memory of this machine") from None
+    except (IndexError, ValueError, TypeError):
+        raise BenchError(f"{path} is no ONNX file") from None
+    if not apart:
+        return data
+    try:
+        import onnx
+    except ImportError:
+        raise BenchError(
+            f"{path} keeps its weights in another file, which needs the onnx package to be read: "
+            "export it with external_data=False"
+        ) from None
+    try:
+        return bytes(onnx.load(path).SerializeToString())
+    except Exception as error:
+        raise BenchError(f"{path}: its weights cannot be read: {first_line(error)}") from error
 
 
 def bench(
@@ -81,6 +102,8 @@ def bench(
     whole = core.result(board.device, found, against, asdict(settings))
     for row, model in zip(whole["models"], names, strict=True):
         row["file"] = model
+    if board.place.ssh:
+        whole["device"]["host"] = board.place.name
     stopped = {"stopped": True} if found.get("stopped") else {}
     return {**whole, "legr": __version__, **stopped}
 

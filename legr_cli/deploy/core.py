@@ -184,24 +184,39 @@ def messages(data: memoryview) -> Iterator[tuple[int, Any]]:
             at += size
 
 
+def tensors(data: bytes) -> Iterator[dict[int, Any]]:
+    """The weights in an ONNX file, as it has them; 2: type, 4: floats, 9: raw bytes, 14: place."""
+    for field, graph in messages(memoryview(data)):
+        if field == 7:
+            for part, tensor in messages(graph):
+                if part == 5:
+                    yield dict(messages(tensor))
+
+
+def elsewhere(data: bytes) -> bool:
+    """Whether an ONNX file keeps weights in another file."""
+    return any(tensor.get(14) == 1 for tensor in tensors(data))
+
+
 def weights(data: bytes) -> tuple[int, int]:
-    """How many single-precision weights a network has, and how many of them are denormal."""
+    """How many single-precision weights a network has, and how many of them are denormal.
+
+    By their bits: where denormals are taken as zero, comparing numbers would find none.
+    """
     import numpy as np
 
     total = denormal = 0
-    for field, graph in messages(memoryview(data)):
-        if field != 7:
-            continue
-        for part, tensor in messages(graph):
-            if part != 5:
-                continue
-            values = dict(messages(tensor))  # 2: its type, 4: floats, 9: raw bytes
-            raw = values.get(9, values.get(4, b""))
-            if values.get(2) == 1 and isinstance(raw, memoryview) and len(raw) % 4 == 0:
-                size = np.abs(np.frombuffer(raw, "<f4"))
-                total += len(size)
-                denormal += int(np.count_nonzero((size > 0) & (size < np.finfo("f4").tiny)))
+    for tensor in tensors(data):
+        raw = tensor.get(9, tensor.get(4, b""))
+        if tensor.get(2) == 1 and isinstance(raw, memoryview) and len(raw) % 4 == 0:
+            bits = np.frombuffer(raw, "<u4")
+            total += len(bits)
+            small = (bits & 0x7F800000) == 0
+            denormal += int(np.count_nonzero(small & ((bits & 0x007FFFFF) != 0)))
     return total, denormal
+
+
+_APART = "keeps its weights in another file: save it as one file"
 
 
 class Net:
@@ -218,7 +233,10 @@ class Net:
                 f"{name} has {len(data) / 1e6:.0f} MB, and {room / 1e6:.0f} MB of memory are free: "
                 "it does not fit"
             )
-        self.name, self.session = name, _session(name, data, threads)
+        self.session = _session(name, data, threads)
+        self.name = name
+        if elsewhere(data):
+            raise Trouble(f"{name} {_APART}")
         inputs = self.session.get_inputs()
         if len(inputs) != 1:
             names = ", ".join(i.name for i in inputs) or "none"
@@ -301,6 +319,8 @@ def _session(name: str, data: bytes, threads: int) -> Any:
         if "rotobuf" in text or "ModelProto does not have a graph" in text or not data:
             raise Trouble(f"{name} is no ONNX file") from error
         runtime = f"onnxruntime {onnxruntime.__version__}"
+        if "external" in text:
+            raise Trouble(f"{name} {_APART}") from error
         raise Trouble(f"{name} cannot run on {runtime}: {text}") from error
 
 
@@ -337,9 +357,11 @@ def _object(text: str) -> Facts:
 
 
 def _first_line(error: BaseException) -> str:
-    """What a library says was wrong, in one line."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].split(" : ")[-1][:200]
+    """What a library says was wrong, in one line, without the places in its source."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0].split(" : ")[-1]
+    for mark in ("Error ", "failed:", "opset versions. ", "] "):
+        text = text.rpartition(mark)[2]
+    return text[:200]
 
 
 def _memory() -> int | None:

@@ -1,0 +1,126 @@
+"""What does pruning save on an ARM core? Instructions that an emulated Cortex-A57 executes.
+
+`python benchmarks/a57.py DIR [NETWORK …]`, with a DIR that scripts/a57 made, prints a table: for
+each network, alignment and FLOP target the instructions of one run by ONNX Runtime (one thread, one
+image, the least of three runs), their ratio to dense and the slope: instructions saved per FLOP
+saved. An emulator has neither caches nor a clock: these are counts, not milliseconds.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from align import uneven
+
+from legr_cli.channels import apply
+from legr_cli.cost import count_flops
+from legr_cli.deploy import core
+from legr_cli.deploy.bench import Point, fitted_slope
+from legr_cli.deploy.onnx import export
+from legr_cli.networks import Network, open_network
+from legr_cli.pruning import Study, plans, study
+from legr_cli.settings import Prune, parse_align
+from legr_cli.targets import Target
+
+NETWORKS = ("mobilenet_v2", "resnet18")
+ALIGNMENTS = ("arm", "1")
+SHARES = (0.7, 0.5, 0.3)
+PLUGIN = Path(__file__).with_name("a57_count.c")
+GUEST = """
+import contextlib, os, pathlib, core
+
+def mark():
+    with contextlib.suppress(OSError):
+        os.close(0x7fabcdef)  # the marker of a57_count.c
+
+net = core.Net("network", pathlib.Path("network.onnx").read_bytes())
+for _ in range(2):
+    net.run()
+mark()
+for _ in range(3):
+    net.run()
+    mark()
+"""
+
+
+def prepare(folder: Path) -> None:
+    """Put what the emulator needs into a folder: the plugin and the measuring core."""
+    build = ["cc", "-O2", "-shared", "-fPIC", "-o", folder / "a57_count.so", PLUGIN]
+    subprocess.run(build, check=True)
+    shutil.copyfile(core.__file__, folder / "core.py")
+
+
+def instructions(python: Path, folder: Path, network: Network) -> int:
+    """Instructions of one run of a network on the emulated core: the least of three runs."""
+    export(network, folder / "network.onnx", batch=1)
+    env = {**os.environ, "QEMU": "-plugin ./a57_count.so"}
+    done = subprocess.run(
+        [python, "-c", GUEST], cwd=folder, env=env, stderr=subprocess.PIPE, text=True
+    )
+    lines = [line.split() for line in done.stderr.splitlines()]
+    counts = [int(words[1]) for words in lines if words[:1] == ["a57_count"]]
+    if done.returncode or len(counts) != 4:
+        sys.exit(f"a57: the emulated core failed on {network.arch}:\n{done.stderr}")
+    return min(counts[1:])  # the first is of all that comes before the runs
+
+
+def pruned(known: Study, alignment: str) -> Iterator[Network]:
+    """The networks that an uneven ranking leaves at each target."""
+    targets = tuple(Target("flops", share) for share in SHARES)
+    settings = Prune(targets=targets, align=parse_align(alignment), min_keep=0.1)
+    for kept in plans(known, uneven(known, 0), settings):
+        yield replace(known.network, model=apply(known.units, kept))
+
+
+def row(*cells: str) -> None:
+    """Print a row of the table."""
+    print("|", " | ".join(cells), "|", flush=True)
+
+
+def figures(point: Point, dense: int) -> tuple[str, ...]:
+    """The cells of a network, whose `latency` is in instructions."""
+    slope = "" if point.slope is None else f"{point.slope:.2f}"
+    giga = point.latency * dense / 1e9
+    share = f"{point.flops * 100:.1f} %"
+    return point.name, share, f"{giga:.4g}", f"{point.latency:.3f}", slope
+
+
+def measure(name: str, python: Path, folder: Path) -> None:
+    """Print the rows of a network: dense, then by alignment its smaller ones and their slope."""
+    known = study(open_network(f"random:{name}"))
+    dense = instructions(python, folder, known.network)
+    whole = Point("dense", 1.0, 1.0)
+    row(name, *figures(whole, dense))
+    for alignment in ALIGNMENTS:
+        points = [whole]
+        for network in pruned(known, alignment):
+            flops = count_flops(network.model, network.input_shape) / known.flops
+            ratio = instructions(python, folder, network) / dense
+            points.append(Point(alignment, flops, ratio))
+            row(name, *figures(points[-1], dense))
+        line = fitted_slope(points)
+        row(name, alignment, "all, fitted", "", "", f"**{line[0]:.2f}**" if line else "")
+
+
+def main(place: str, *names: str) -> None:
+    """Measure all networks."""
+    python = Path(place).resolve() / "python"
+    if not python.is_file():
+        sys.exit(f"a57: {place} has no emulated core: make one with scripts/a57 {place}")
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(Path(folder))
+        row("network", "alignment", "FLOPs kept", "instructions (G)", "over dense", "slope")
+        row(*["---"] * 6)
+        for name in names or NETWORKS:
+            measure(name, python, Path(folder))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
