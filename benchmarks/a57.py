@@ -87,7 +87,7 @@ def figures(point: Point, dense: int) -> tuple[str, ...]:
     slope = "" if point.slope is None else f"{point.slope:.2f}"
     giga = point.latency * dense / 1e9
     share = f"{point.flops * 100:.1f} %"
-    return point.name, share, f"{giga:.4g}", f"{point.latency:.3f}", slope
+    return point.name, share, f"{giga:.4f}", f"{point.latency:.3f}", slope
 
 
 def measure(name: str, python: Path, folder: Path) -> None:
