@@ -4,7 +4,7 @@
 
 One thread, random weights, layers cut unevenly as a learned ranking cuts them (three rankings).
 Prints Markdown: latency over dense and slope (latency saved per FLOP saved) of MobileNetV2,
-ResNet-18 and ResNet-50; ratios of two `legr bench` runs; `legr prune --latency 0.5`, measured again.
+ResNet-18 and ResNet-50; ratios of two `legr bench` runs; `legr prune --latency 0.5`, timed again.
 """
 
 import argparse
@@ -78,18 +78,19 @@ def targets(folder: Path) -> Iterator[str]:
         row = said["pruned"][0]
         again = legr("bench", path, "--against", f"random:{name}")[1]["models"][1]["ratio"]
         yield (
-            f"- `legr prune random:{name} --latency 0.5`: {seconds:.0f} s, {row['flops_share']:.1%} "
-            f"of the FLOPs, measured {row['latency']['ratio']:.3f}, again {again:.3f}"
+            f"- `legr prune random:{name} --latency 0.5` in {seconds:.0f} s: "
+            f"{row['flops_share']:.1%} of the FLOPs, {row['latency']['ratio']:.3f} of the latency, "
+            f"measured again {again:.3f}"
         )
 
 
 def begins(folder: Path) -> Iterator[str]:
-    """How long `legr bench x.onnx` takes beside its measurement of 0.1 s and 0.25 s of warm-up."""
+    """How long `legr bench x.onnx` takes beside 0.25 s of warm-up and 0.1 s of measuring."""
     path = folder / "net.safetensors"
     legr("prune", "random:mobilenet_v2", "--flops", 0.5, "--onnx", "--out", path)
     bench = ("bench", path.with_suffix(".onnx"), "--seconds", 0.1)
     seconds = statistics.median(legr(*bench)[0] for _ in range(5))
-    yield f"- `legr bench x.onnx` begins to measure after {seconds - 0.35:.2f} s (less is left to end)"
+    yield f"- `legr bench x.onnx` begins to measure after {seconds - 0.35:.2f} s at most"
 
 
 def main() -> None:

@@ -63,6 +63,16 @@ def test_learning_on_your_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         result = CliRunner().invoke(app, command[1:])
         assert result.exit_code == 0, result.output
     assert "better.safetensors" in result.stdout
+    here, prune, there = blocks("sh")[5].splitlines()
+    assert "nets/*.safetensors" in here
+    assert "--ssh me@jetson" in there
+    many = here.replace("nets/*.safetensors", " ".join(networks[:3])) + " --seconds 0.05"
+    once = there.replace("--ssh me@jetson", "--seconds 0.05")  # tests/test_boards.py has an sshd
+    for command in (many, prune, once):
+        result = CliRunner().invoke(app, shlex.split(command)[1:])
+        assert result.exit_code == 0, result.output
+    assert Path("fast.safetensors").exists()
+    assert "resnet56.th" in result.stdout
 
 
 def test_links_lead_somewhere() -> None:

@@ -22,6 +22,7 @@ import queue
 import sys
 import threading
 import time
+import warnings
 from typing import Any, Callable, Dict, Iterator, Sequence
 
 FORMAT, VERSION = "legr-bench", 1
@@ -548,6 +549,9 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     say = _speaker()
+    warnings.filterwarnings(
+        "ignore", ".*smallest subnormal.*"
+    )  # numpy misses what is taken as zero
     try:
         import numpy  # noqa: F401
         import onnxruntime  # noqa: F401
