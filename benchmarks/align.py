@@ -42,7 +42,7 @@ def timed(
 ) -> dict[str, dict[float, Point]]:
     """By rule and target, where a network comes out beside the dense one; all take turns."""
     wanted = {}
-    dense = board.load("dense", exported(known.network))["flops"]
+    dense = board.load("dense", exported(known.network)[0])["flops"]
     for rule, align in aligns.items():
         for share in SHARES:
             settings = Prune(targets=(Target("flops", share),), align=align)
@@ -52,7 +52,7 @@ def timed(
                 print(known.network.arch, rule, share, error)
                 continue
             smaller = replace(known.network, model=apply(known.units, kept))
-            facts = board.load(f"{rule} {share}", exported(smaller))
+            facts = board.load(f"{rule} {share}", exported(smaller)[0])
             wanted[facts["name"]] = (rule, share, facts["flops"] / dense)
     measured = board.measure(["dense", *wanted], seconds)["models"]
     found: dict[str, dict[float, Point]] = {rule: {} for rule in aligns}

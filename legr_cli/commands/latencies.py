@@ -33,6 +33,11 @@ def table(whole: dict[str, Any]) -> None:
         for text in drawn(found, *line):
             screen.print(text)
         screen.print(f"slope {line[0]:.2f}: latency saved per FLOP saved, by all networks together")
+    worst = max((row.get("difference") or 0.0 for row in whole["models"]), default=0.0)
+    if worst:
+        show.console().print(
+            f"exported networks differ from torch by {worst:.0e} at most", style="dim"
+        )
     for note in whole["notes"]:
         show.console().print(str(note), style="dim")
 

@@ -126,7 +126,10 @@ Ssh = Annotated[
 Python = Annotated[
     str,
     typer.Option(
-        "--python", metavar="COMMAND", rich_help_panel=BOARD, help="The Python to use there."
+        "--python",
+        metavar="COMMAND",
+        rich_help_panel=BOARD,
+        help="The Python to use there, such as '~/venv/bin/python'.",
     ),
 ]
 Json = Annotated[

@@ -93,6 +93,12 @@ def _notes(
                 f"measured on {timing['device']}, one thread: {timing['ms']:.3g} ms, "
                 f"dense {timing['dense_ms']:.3g} ms"
             )
+    exported = [row["onnx"] for row in rows if "onnx" in row]
+    if exported:
+        worst = max(graph["difference"] for graph in exported)
+        notes.append(
+            f"ONNX: opset {exported[0]['opset']}, checked, and {worst:.0e} from torch at most"
+        )
     if known.network.kept is not None:
         notes.append("the network was pruned before: shares are of what it is now")
     held = {pin.layer for pin in known.units.pins if pin.reason != "the network's output"}

@@ -39,12 +39,17 @@ class Asked:
         return {m: n if names.count(n) == 1 else m for m, n in short.items()}
 
 
-def as_onnx(asked: Asked, watch: Callable[[str], None]) -> Iterator[tuple[str, bytes]]:
-    """Each network as the bytes of an ONNX file: as it is, or exported for one image."""
+def as_onnx(
+    asked: Asked, watch: Callable[[str], None]
+) -> Iterator[tuple[str, bytes, float | None]]:
+    """Each network as the bytes of an ONNX file: as it is, or exported for one image.
+
+    With an exported one comes its difference to torch.
+    """
     others = []
     for model in asked.models:
         if model.endswith(".onnx"):
-            yield model, _whole(Path(model))
+            yield model, _whole(Path(model)), None
         else:
             others.append(model)
     usual = None  # a file that says what it is speaks for the others: it goes first
@@ -55,7 +60,7 @@ def as_onnx(asked: Asked, watch: Callable[[str], None]) -> Iterator[tuple[str, b
         watch(f"exporting {model}")
         network = open_network(model, asked.arch, asked.classes, asked.input_shape, usual=usual)
         usual = usual or network.arch
-        yield model, exported(network)
+        yield model, *exported(network)
 
 
 def _whole(path: Path) -> bytes:
@@ -92,8 +97,9 @@ def bench(
     watch: Callable[[float], None],
 ) -> Facts:
     """Bring all networks to a board and time them; what bench.json holds."""
-    names = asked.names()
-    for model, data in as_onnx(asked, say):
+    names, differences = asked.names(), {}
+    for model, data, difference in as_onnx(asked, say):
+        differences[model] = difference
         say(f"loading {names[model]}")
         shape = asked.input_shape if model.endswith(".onnx") else None
         board.load(names[model], data, shape)
@@ -101,7 +107,7 @@ def bench(
     against = names[asked.models[0]]
     whole = core.result(board.device, found, against, asdict(settings))
     for row, model in zip(whole["models"], names, strict=True):
-        row["file"] = model
+        row |= {"file": model, "difference": differences[model]}
     if board.place.ssh:
         whole["device"]["host"] = board.place.name
     stopped = {"stopped": True} if found.get("stopped") else {}
@@ -118,7 +124,7 @@ def write_bundle(asked: Asked, folder: Path, say: Callable[[str], None]) -> list
     text = README.format(models=" ".join(path.name for path in files.values()))
     with staged() as stage:
         stage.folder(folder)
-        for model, data in as_onnx(asked, say):
+        for model, data, _ in as_onnx(asked, say):
             stage.file(files[model]).write_bytes(data)
         shutil.copyfile(core.__file__, stage.file(own[0]))
         stage.file(own[1]).write_text(text, encoding="utf-8")
@@ -153,10 +159,11 @@ def _is_sound(row: Any) -> bool:
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         return False
     times = [row.get(key) for key in ("median_ms", "p5_ms", "p95_ms", "spread", "ratio")]
-    flops, span = row.get("flops"), row.get("ratio_range")
+    flops, span, difference = (row.get(key) for key in ("flops", "ratio_range", "difference"))
     return (
         all(map(_is_positive, times))
         and (flops is None or _is_positive(flops))
+        and (difference is None or _is_positive(difference))
         and isinstance(span, list)
         and len(span) == 2
         and all(map(_is_positive, span))

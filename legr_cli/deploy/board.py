@@ -45,10 +45,10 @@ def here() -> Place:
 
 
 def over_ssh(host: str, python: str = "python3") -> Place:
-    """A machine that the user's own ssh reaches, with the user's own keys and settings."""
+    """A machine that the user's own ssh reaches; `python` is for the shell there, as it stands."""
     if not re.fullmatch(r"[A-Za-z0-9_.\[\]:%@/][^\s]*", host):
         raise SettingError(f"--ssh {host}: expected USER@HOST or a name of your ssh config")
-    return Place((*_SSH, host, shlex.join([python, "-c", _BEGIN, "--serve"])), host, ssh=True)
+    return Place((*_SSH, host, f"{python} -c {shlex.quote(_BEGIN)} --serve"), host, ssh=True)
 
 
 class Board:

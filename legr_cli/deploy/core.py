@@ -120,14 +120,10 @@ def pin(threads: int, core: int | None = None) -> list[int]:
     allowed = sorted(os.sched_getaffinity(0))
     if threads > len(allowed):
         raise Trouble(f"--threads {threads}: there are {len(allowed)} cores to run on")
-    if core is not None:
-        if core not in allowed or threads > 1:
-            raise Trouble(f"--core {core}: expected one of {allowed}, for one thread")
-        chosen = [core]
-    else:
-        chosen = sorted(allowed, key=lambda c: (clock_mhz(c, "cpuinfo_max_freq") or 0, c))[
-            -threads:
-        ]
+    by_speed = sorted(allowed, key=lambda c: (clock_mhz(c, "cpuinfo_max_freq") or 0, c))
+    chosen = by_speed[-threads:] if core is None else [core]
+    if core is not None and (core not in allowed or threads > 1):
+        raise Trouble(f"--core {core}: expected one of {allowed}, for one thread")
     try:
         os.sched_setaffinity(0, chosen)
     except OSError:
@@ -218,6 +214,7 @@ def weights(data: bytes) -> tuple[int, int]:
 
 
 _APART = "keeps its weights in another file: save it as one file"
+_TOO_LARGE = "needs more memory than there is"
 
 
 class Net:
@@ -226,55 +223,38 @@ class Net:
     def __init__(
         self, name: str, data: bytes, shape: Sequence[int] | None = None, threads: int = 1
     ) -> None:
-        import numpy as np
-
         room = _memory()
         if room is not None and len(data) * 2 > room:
             raise Trouble(
                 f"{name} has {len(data) / 1e6:.0f} MB, and {room / 1e6:.0f} MB of memory are free: "
                 "it does not fit"
             )
-        self.session = _session(name, data, threads)
-        self.name = name
+        self.name, self.session = name, _session(name, data, threads)
         if elsewhere(data):
             raise Trouble(f"{name} {_APART}")
-        inputs = self.session.get_inputs()
-        if len(inputs) != 1:
-            names = ", ".join(i.name for i in inputs) or "none"
-            raise Trouble(
-                f"{name} has {len(inputs)} inputs ({names}): legr times networks with one"
-            )
-        known = self.session.get_modelmeta().custom_metadata_map.get("legr", "{}")
-        self.notes = _object(known)
-        size = _shape(name, inputs[0].shape, shape or self.notes.get("input"))
-        kinds = {"tensor(float)": "f4", "tensor(float16)": "f2", "tensor(double)": "f8"}
-        kinds.update({"tensor(uint8)": "u1", "tensor(int8)": "i1"})
-        if inputs[0].type not in kinds:
-            raise Trouble(f"{name} takes {inputs[0].type}: images are of floats or bytes")
-        pixels = np.random.default_rng(0).random(size, np.float32)
-        if kinds[inputs[0].type][1] == "1":
-            pixels *= 127
-        self.feed = {inputs[0].name: pixels.astype(kinds[inputs[0].type])}
+        notes = _object(self.session.get_modelmeta().custom_metadata_map.get("legr", "{}"))
+        self.feed = _images(name, self.session.get_inputs(), shape, notes.get("input"))
+        [images] = self.feed.values()
         total, denormal = weights(data)
         self.facts = {
             "name": name,
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
-            "input": list(size),
+            "input": list(images.shape),
             "weights": total,
             "denormals": denormal,
-            "arch": self.notes.get("arch"),
-            "flops": self.notes.get("flops"),
-            "params": self.notes.get("params"),
-            "weights_sha256": self.notes.get("weights_sha256"),
+            "flops": _count(notes.get("flops")),
+            "params": _count(notes.get("params")),
+            "arch": str(notes.get("arch", "")) or None,
+            "weights_sha256": str(notes.get("weights_sha256", "")) or None,
         }
         self.runs = 1
         try:
-            self.session.run(None, self.feed)
+            self.run()
         except MemoryError:
-            raise Trouble(f"{name} needs more memory than there is") from None
+            raise Trouble(f"{name} {_TOO_LARGE}") from None
         except Exception as error:
-            text = f"{name} fails on images of {_times(size)} ({_first_line(error)})"
+            text = f"{name} fails on images of {_times(images.shape)} ({_first_line(error)})"
             raise Trouble(f"{text}: is --input right?") from error
 
     def run(self) -> float:
@@ -312,11 +292,11 @@ def _session(name: str, data: bytes, threads: int) -> Any:
     try:
         return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     except MemoryError:
-        raise Trouble(f"{name} needs more memory than there is") from None
+        raise Trouble(f"{name} {_TOO_LARGE}") from None
     except Exception as error:
         text = _first_line(error)
         if "bad_alloc" in text:
-            raise Trouble(f"{name} needs more memory than there is") from error
+            raise Trouble(f"{name} {_TOO_LARGE}") from error
         if "rotobuf" in text or "ModelProto does not have a graph" in text or not data:
             raise Trouble(f"{name} is no ONNX file") from error
         runtime = f"onnxruntime {onnxruntime.__version__}"
@@ -325,22 +305,52 @@ def _session(name: str, data: bytes, threads: int) -> Any:
         raise Trouble(f"{name} cannot run on {runtime}: {text}") from error
 
 
+KINDS = {
+    "tensor(float)": "f4",
+    "tensor(float16)": "f2",
+    "tensor(double)": "f8",
+    "tensor(uint8)": "u1",
+    "tensor(int8)": "i1",
+}
+
+
+def _images(name: str, inputs: Sequence[Any], asked: Sequence[int] | None, known: Any) -> Facts:
+    """Images of noise for the one input of a network; `known` is the size that its file names."""
+    import numpy as np
+
+    if len(inputs) != 1:
+        names = ", ".join(i.name for i in inputs) or "none"
+        raise Trouble(f"{name} has {len(inputs)} inputs ({names}): legr times networks with one")
+    own, kind = inputs[0].shape, KINDS.get(inputs[0].type)
+    if kind is None:
+        raise Trouble(f"{name} takes {inputs[0].type}: images are of floats or bytes")
+    usual = isinstance(known, list) and all(_count(side) for side in known)
+    open_sides = any(not _count(side) for side in own[1:])
+    size = _shape(name, own, known if asked is None and usual and open_sides else asked)
+    pixels = np.random.default_rng(0).random(size, np.float32)
+    return {inputs[0].name: (pixels * 127 if kind[1] == "1" else pixels).astype(kind)}
+
+
 def _shape(name: str, own: Sequence[Any], asked: Sequence[int] | None) -> tuple[int, ...]:
     """The shape of the images to show: one image, where the network leaves it open."""
-    free = [not isinstance(side, int) or side < 1 for side in own]
-    size = [1 if open_ and i == 0 else side for i, (open_, side) in enumerate(zip(free, own))]
-    if asked is not None:
-        if len(asked) != len(own) - 1:
-            raise Trouble(f"{name} takes {_times(own)}, not images of {_times(asked)}")
-        for i, side in enumerate(asked, 1):
-            if not free[i] and own[i] != side:
-                raise Trouble(f"{name} takes {_times(own)}, not images of {_times(asked)}")
-            size[i] = side
-    elif any(free[1:]):
-        raise Trouble(
-            f"{name} takes images of any size ({_times(own)}): pass one, as in --input 3x224x224"
-        )
-    return tuple(size)
+    first = [_count(side) or 1 for side in own[:1]]
+    if asked is None:
+        rest = [_count(side) for side in own[1:]]
+        if not all(rest):
+            raise Trouble(
+                f"{name} takes images of any size ({_times(own)}): pass one, as in "
+                "--input 3x224x224"
+            )
+        return (*first, *rest)
+    fits = [_count(side) in (None, want) for side, want in zip(own[1:], asked)]
+    if len(asked) != len(own) - 1 or not all(fits):
+        raise Trouble(f"{name} takes {_times(own)}, not images of {_times(asked)}")
+    return (*first, *asked)
+
+
+def _count(number: Any) -> Any:
+    """A whole number from 1 on; None for anything else."""
+    return number if type(number) is int and number > 0 else None
 
 
 def _times(sides: Sequence[Any]) -> str:

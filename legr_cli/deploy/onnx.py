@@ -73,12 +73,12 @@ def export(network: Network, path: Path, batch: int | None = None) -> float:
     return difference
 
 
-def exported(network: Network) -> bytes:
-    """A network for one image, as the bytes of an ONNX file."""
+def exported(network: Network) -> tuple[bytes, float]:
+    """A network for one image as the bytes of an ONNX file, and its difference to torch."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
-        export(network, path, batch=1)
-        return path.read_bytes()
+        difference = export(network, path, batch=1)
+        return path.read_bytes(), difference
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ class Stopwatch:
     ) -> None:
         self.board, self.known, self.say = board, known, say
         self.timings: dict[bytes, Timing] = {}
-        board.load("dense", exported(known.network))
+        board.load("dense", exported(known.network)[0])
 
     def __call__(self, kept: Kept) -> Timing:
         """How long a plan takes."""
@@ -34,7 +34,8 @@ class Stopwatch:
             self.say(self._so_far())
             if not whole:
                 smaller = apply(self.known.units, kept)
-                self.board.load("plan", exported(replace(self.known.network, model=smaller)))
+                data, _ = exported(replace(self.known.network, model=smaller))
+                self.board.load("plan", data)
             found = self.board.measure(names, SECONDS)
             if found.get("stopped"):
                 raise KeyboardInterrupt
