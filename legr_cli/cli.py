@@ -14,16 +14,23 @@ from typer.core import TyperGroup
 
 from legr_cli import __version__
 from legr_cli.commands.bench import bench
+from legr_cli.commands.demo import demo
 from legr_cli.commands.evaluate import evaluate
 from legr_cli.commands.finetune import finetune
 from legr_cli.commands.inspect import inspect
 from legr_cli.commands.learn import learn
 from legr_cli.commands.prune import prune
+from legr_cli.commands.report import report
+from legr_cli.commands.typed import WORDS
 from legr_cli.errors import LegrError
 
 
 class _Edge(TyperGroup):
     """The one place where errors become a line and an exit code."""
+
+    def make_context(self, info_name: Any, args: list[str], *rest: Any, **extra: Any) -> Any:
+        WORDS.set(tuple(args))
+        return super().make_context(info_name, args, *rest, **extra)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -53,7 +60,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (learn, prune, finetune, evaluate, bench, inspect):
+for command in (demo, learn, prune, finetune, evaluate, bench, report, inspect):
     app.command(help=unwrapped(command))(command)
 
 
@@ -72,10 +79,11 @@ def legr(
 ) -> None:
     """Small, fast ConvNets for every FLOP target, from one learned ranking.
 
-    [bold]legr learn[/] finds out once which filters matter; [bold]legr prune[/] then writes real,
-    smaller networks for any target, offline and in seconds. [bold]legr finetune[/] trains them,
-    [bold]legr evaluate[/] measures their accuracy, [bold]legr bench[/] their latency, here or on a
-    board, and [bold]legr inspect[/] shows what can be pruned and what cannot.
+    [bold]legr demo[/] shows all of it. [bold]legr learn[/] finds out once which filters matter;
+    [bold]legr prune[/] then writes real, smaller networks for any target, offline and in seconds.
+    [bold]legr finetune[/] trains them, [bold]legr evaluate[/] measures their accuracy,
+    [bold]legr bench[/] their latency, here or on a board, [bold]legr report[/] puts everything on a
+    page, and [bold]legr inspect[/] shows what can be pruned and what cannot.
 
     Results go to stdout, progress and notes to stderr. Exit codes: 0; 1 for an error, in one line
     that says what to do; 2 for unknown commands and options; 130 for Ctrl-C.

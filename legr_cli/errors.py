@@ -10,6 +10,7 @@ LegrError
 ├── TrainingError     a training cannot go on, or not from where it stopped
 ├── BudgetError       no plan meets the target
 ├── BenchError        a network cannot be measured, or not there
+├── ReportError       there is nothing to report, or a file of it is damaged
 └── OutputError       a result cannot be written
 """
 
@@ -52,6 +53,10 @@ class BudgetError(LegrError):
 
 class BenchError(LegrError):
     """A network cannot be measured, or not on that machine."""
+
+
+class ReportError(LegrError):
+    """There is nothing to report, or a file of it is damaged."""
 
 
 class OutputError(LegrError):

@@ -24,7 +24,7 @@ from legr_cli.models.registry import (
     parse_arch,
     torchvision_names,
 )
-from legr_cli.models.weights import StateDict, fill, read_weights, write_weights
+from legr_cli.models.weights import StateDict, fill, read_header, read_weights, write_weights
 
 FORMAT, VERSION = "legr-model", 1
 _KEY = "legr"  # of the header's notes
@@ -133,7 +133,7 @@ def _saved(
 ) -> Network:
     """A network that legr wrote: built empty, cut as the header says, then filled."""
     card = _card(spec, header)
-    arch: Arch = card["arch"]
+    arch = card.arch
     if arch.own:
         if arch.name not in (known.name for known in (given, usual) if known is not None):
             raise CheckpointError(
@@ -144,13 +144,13 @@ def _saved(
         raise CheckpointError(f"{spec} holds {arch.name}, not {given.name}: leave --arch out")
     try:
         model = _skeleton(arch)
-        if card["kept"] is not None:
-            units = couple(model, card["input"])
-            model = apply(units, kept_units(units, card["kept"]))
+        if card.kept is not None:
+            units = couple(model, card.input_shape)
+            model = apply(units, kept_units(units, card.kept))
         fill(model, weights, arch, spec)
     except LegrError as error:
         raise CheckpointError(f"{spec} cannot be opened: {error}") from error
-    return Network(model.eval(), arch, card["input"], card["kept"], card["notes"])
+    return Network(model.eval(), arch, card.input_shape, card.kept, card.notes)
 
 
 class WithoutMemory(TorchFunctionMode):
@@ -176,7 +176,17 @@ def _skeleton(arch: Arch) -> nn.Module:
     return model
 
 
-def _card(spec: str, header: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Card:
+    """What the header of a file says of its network."""
+
+    arch: Arch
+    input_shape: tuple[int, ...]
+    kept: Channels | None
+    notes: dict[str, Any]
+
+
+def _card(spec: str, header: str) -> Card:
     """The header's notes, every value checked before it is used."""
     try:
         data = json.loads(header)
@@ -200,13 +210,27 @@ def _card(spec: str, header: str) -> dict[str, Any]:
         raise CheckpointError(f"{spec} has a damaged header: {error!r}") from error
     if not sound:
         raise CheckpointError(f"{spec} has a damaged header: a value of the wrong kind")
-    return {"arch": arch, "input": shape, "kept": kept, "notes": notes}
+    return Card(arch, shape, kept, notes)
+
+
+def with_command(notes: dict[str, Any], command: str) -> dict[str, Any]:
+    """Notes to which a command has been added: all that led to a network, in order."""
+    before = notes.get("commands")
+    return {**notes, "commands": [*(before if isinstance(before, list) else []), command]}
+
+
+def read_card(path: Path) -> Card:
+    """What a file of legr's says of its network; its weights are not read."""
+    header = read_header(path)
+    if _KEY not in header:
+        raise CheckpointError(f"{path} is no network that legr wrote")
+    return _card(str(path), header[_KEY])
 
 
 def read_notes(path: Path) -> dict[str, Any]:
     """What the header of a file of legr's notes; nothing for others."""
-    header = read_weights(path)[1]
-    return dict(_card(str(path), header[_KEY])["notes"]) if _KEY in header else {}
+    header = read_header(path)
+    return dict(_card(str(path), header[_KEY]).notes) if _KEY in header else {}
 
 
 def _is_list_of_channels(line: Any) -> bool:

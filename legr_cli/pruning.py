@@ -3,7 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from torch import nn
 
 from legr_cli import __version__
+from legr_cli.baselines.uniform import even
 from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.check import disagreement
 from legr_cli.channels.units import Kept
@@ -64,9 +65,17 @@ def study(network: Network) -> Study:
     return Study(network, units, cost, filters(units), flops, params, sha256)
 
 
-def ranking_for(known: Study, path: Path | None) -> Ranking:
-    """The ranking in a file, or α = 1, κ = 0."""
-    return identity(known.filters) if path is None else read_ranking(path, known.filters)
+def ranking_for(known: Study, name: str | os.PathLike[str] | None) -> Ranking:
+    """The ranking in a file, "uniform", or α = 1, κ = 0."""
+    if name is None or name == "uniform":
+        return replace(identity(known.filters), method=name or "norm")
+    return read_ranking(Path(name), known.filters)
+
+
+def _scores(known: Study, ranking: Ranking) -> np.ndarray:
+    """By unit, what the cut sorts by."""
+    scores = importance(known.filters, ranking)
+    return even(scores, known.cost.group_of) if ranking.method == "uniform" else scores
 
 
 def plans(
@@ -77,7 +86,7 @@ def plans(
     A latency is a matter of measuring: `clock` times a plan.
     """
     _check_width(known, settings.align)
-    scores = importance(known.filters, ranking)
+    scores = _scores(known, ranking)
     blocks = arrange(known.units, known.cost, scores, settings.min_keep, settings.align)
     bills = {"flops": known.cost.flops, "params": known.cost.params}
 
@@ -143,11 +152,13 @@ def _carry_out_one(
         "dense_sha256": known.sha256,
         "dense_flops": known.flops,
         "dense_params": known.params,
+        "dense_channels": {name: len(layer.out) for name, layer in units.flow.layers.items()},
         **_lasting(network.notes),
         "legr": __version__,
         "target": {target.what: target.value},
         "flops": {"before": known.flops, "after": flops},
         "params": {"before": known.params, "after": params},
+        "method": ranking.method,
         "ranking_sha256": ranking.notes.get("file_sha256"),
         "align": settings.align.name,
         "min_keep": settings.min_keep,
@@ -210,6 +221,6 @@ def prune(
         raise SettingError(f"input_shape must be sizes such as (3, 224, 224), got {input_shape}")
     settings = Prune(targets=tuple(given), align=parse_align(str(align)), min_keep=min_keep)
     known = study(Network(model, Arch(type(model).__name__), input_shape))
-    learned = ranking_for(known, None if ranking is None else Path(ranking))
+    learned = ranking_for(known, ranking)
     decided = plans(known, learned, settings)
     return next(carry_out(known, learned, settings, decided)).network.model

@@ -31,6 +31,7 @@ class Ranking:
     """One row for each layer that has filters to rank, and all that is known of its making."""
 
     rows: tuple[Row, ...]
+    method: str = "legr"  # "norm": α = 1, κ = 0; "uniform": the same share of every group
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -74,7 +75,8 @@ def filters(units: Units) -> Filters:
 def identity(known: Filters) -> Ranking:
     """α = 1, κ = 0: plain squared norms, nothing learned."""
     counts = np.bincount(known.layer, minlength=len(known.names))
-    return Ranking(tuple(Row(n, int(c)) for n, c in zip(known.names, counts, strict=True)))
+    rows = tuple(Row(n, int(c)) for n, c in zip(known.names, counts, strict=True))
+    return Ranking(rows, method="norm")
 
 
 def spread(known: Filters) -> np.ndarray:
@@ -122,7 +124,7 @@ def read_ranking(path: Path, known: Filters) -> Ranking:
         rows[row.name] = row
     notes = {key: value for key, value in data.items() if key != "layers"}
     notes["file_sha256"] = hashlib.sha256(raw).hexdigest()
-    return Ranking(_matched(path, rows, identity(known), notes.get("arch")), notes)
+    return Ranking(_matched(path, rows, identity(known), notes.get("arch")), notes=notes)
 
 
 def _row(path: Path, entry: Any) -> Row:

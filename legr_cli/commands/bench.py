@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from legr_cli.commands import options
+from legr_cli.commands.typed import typed
 from legr_cli.errors import BenchError, OutputError, SettingError
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def bench(
     if files and len(files) < len(chosen):
         raise SettingError(f"{files[0]} is a measurement: name networks, or measurements to see")
     found = _read(files) if files else [_measured(asked, settings, ssh, python)]
+    found[0].setdefault("command", typed())
     if found[0].get("stopped") and not files:
         _deliver(found, None, None, as_json)
         raise KeyboardInterrupt("stopped: these are the runs until then, and no file was written")
@@ -173,9 +175,15 @@ def _deliver(
             text = json.dumps(found[0], indent=1, allow_nan=False) + "\n"
             stage.file(out).write_text(text, encoding="utf-8")
         if plot is not None:
-            from legr_cli.report.figures import latency_over_flops
+            from legr_cli.report.charts import latency_by_flops
+            from legr_cli.report.figures import save_plot
 
-            latency_over_flops(found, stage.file(plot), plot.suffix[1:])
+            drawn = latency_by_flops(found, {})
+            if not any(series.dots for series in drawn.series):
+                raise BenchError(
+                    "--plot needs FLOPs, which these networks do not tell: export them with legr"
+                )
+            save_plot(drawn, stage.file(plot), plot.suffix[1:])
     if as_json:
         show.emit(found[0] if len(found) == 1 else {"measurements": found})
         return

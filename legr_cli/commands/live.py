@@ -1,9 +1,8 @@
 """Long work as people watch it: a bar that moves, or a line now and then where nothing can move."""
 
-import shlex
-import sys
 import time
 from types import TracebackType
+from typing import IO
 
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
@@ -16,9 +15,11 @@ _EVERY = 10.0  # seconds between lines
 class Live:
     """A title, a bar and some facts; nothing at all if it is quiet."""
 
-    def __init__(self, total: int, quiet: bool = False) -> None:
+    def __init__(self, total: int, quiet: bool = False, to: IO[str] | None = None) -> None:
         self.total, self.said = total, 0.0
         self.screen = console(quiet=quiet)
+        if to is not None:  # whatever stderr is by then
+            self.screen.file = to
         columns = (
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
             BarColumn(max(4, min(30, self.screen.width - 90))),
@@ -41,9 +42,9 @@ class Live:
         if self.screen.is_terminal:
             self.bar.stop()
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str = "dim") -> None:
         """One line above the bar."""
-        self.screen.print(text, style="dim")
+        self.screen.print(text, style=style)
 
     def show(self, done: int, title: str, facts: list[str], tell: bool = False) -> None:
         """How far things are, now; `tell`: also where there was a line just before."""
@@ -78,9 +79,3 @@ class Pace:
 def clock(seconds: int) -> str:
     """`1:02:03`."""
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-
-
-def go_on() -> str:
-    """The command that was typed, to go on with what it began."""
-    words = [word for word in sys.argv[1:] if word not in ("--resume", "--force")]
-    return shlex.join(["legr", *words, "--resume"])

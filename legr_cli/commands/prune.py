@@ -3,13 +3,14 @@
 import contextlib
 import re
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from legr_cli.commands import options
+from legr_cli.commands.typed import typed
 from legr_cli.errors import OutputError, SettingError
 
 if TYPE_CHECKING:
@@ -61,12 +62,13 @@ def prune(
         ),
     ] = None,
     ranking: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="FILE",
+            metavar="FILE|uniform",
             show_default=False,
             rich_help_panel=options.HOW,
-            help="A ranking.json with (α, κ) by layer. Without it α = 1, κ = 0: plain norms.",
+            help="A ranking.json with (α, κ) by layer. Without it α = 1, κ = 0: plain norms. "
+            "uniform: the same share of every layer, to compare with.",
         ),
     ] = None,
     align: options.Align = "auto",
@@ -194,10 +196,11 @@ def _write(
 ) -> dict[str, Any]:
     """Save one network, and note what it came to."""
     from legr_cli.deploy.onnx import OPSET, export
-    from legr_cli.networks import save_network
+    from legr_cli.networks import save_network, with_command
 
     temporary = files.file(path)
-    save_network(pruned.network, temporary)
+    network = replace(pruned.network, notes=with_command(pruned.network.notes, typed()))
+    save_network(network, temporary)
     row = {
         "file": str(path),
         "target": {pruned.target.what: pruned.target.value},

@@ -75,8 +75,10 @@ def _notes(
 ) -> list[str]:
     """What a user should know of how the networks came about."""
     notes = ["FLOPs by fvcore, one multiply-add = 1", f"align {settings.align}"]
-    if not ranking.notes:
+    if ranking.method == "norm":
         notes.append("no --ranking: α = 1, κ = 0, filters ranked by plain squared norm")
+    elif ranking.method == "uniform":
+        notes.append("uniform: the same share of every layer, by plain squared norm within it")
     elif ranking.notes.get("weights_sha256") not in (None, known.sha256):
         notes.append("the ranking was learned on other weights than these")
     notes += _unlike(known, settings, ranking.notes)

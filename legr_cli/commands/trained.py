@@ -2,11 +2,13 @@
 
 import contextlib
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legr_cli import __version__
 from legr_cli.commands import show
-from legr_cli.commands.live import Live, Pace, go_on
+from legr_cli.commands.live import Live, Pace
+from legr_cli.commands.typed import go_on, typed
 from legr_cli.errors import SettingError
 
 if TYPE_CHECKING:
@@ -162,9 +164,10 @@ def _write(
 ) -> None:
     """The network's file; its state is of no more use then."""
     from legr_cli.files import staged
-    from legr_cli.networks import save_network
+    from legr_cli.networks import save_network, with_command
 
     network = session.result(model, header, reached)
+    network = replace(network, notes=with_command(network.notes, typed()))
     with staged() as stage:
         save_network(network, stage.file(files.out))
     files.state.unlink(missing_ok=True)

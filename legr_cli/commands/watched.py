@@ -23,7 +23,8 @@ def watched_search(
     as_json: bool,
 ) -> None:
     """Search, with something to look at, and write the ranking."""
-    from legr_cli.commands.live import Live, Pace, go_on
+    from legr_cli.commands.live import Live, Pace
+    from legr_cli.commands.typed import go_on, typed
     from legr_cli.files import staged
     from legr_cli.journal import journal
     from legr_cli.ranking import write_ranking
@@ -59,6 +60,7 @@ def watched_search(
             ) from None
     ranking = session.ranking(found, header["dense"], path.name)
     each = [line.get("seconds", 0.0) for line in book.lines.values()]
+    ranking.notes["command"] = typed()
     ranking.notes["seconds"] = round(sum(each), 1)
     with staged() as files:
         write_ranking(ranking, files.file(out))

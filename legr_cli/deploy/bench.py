@@ -12,7 +12,7 @@ from typing import Any
 from legr_cli import __version__
 from legr_cli.deploy import core
 from legr_cli.deploy.board import Board, Facts
-from legr_cli.errors import BenchError, first_line
+from legr_cli.errors import BenchError, OutputError, first_line
 from legr_cli.files import staged
 from legr_cli.settings import Bench
 
@@ -116,10 +116,9 @@ def bench(
 
 def write_bundle(asked: Asked, folder: Path, say: Callable[[str], None]) -> list[Path]:
     """All that a board without ssh needs, in a folder; the files in it."""
-    files = {
-        model: folder / (re.sub(r"[^A-Za-z0-9_.=-]+", "-", name.removesuffix(".onnx")) + ".onnx")
-        for model, name in asked.names().items()
-    }
+    files = {model: folder / _file_name(name) for model, name in asked.names().items()}
+    if len(set(files.values())) < len(files):
+        raise OutputError("two networks would get the same name in the bundle: rename one")
     own = [folder / "legr_bench.py", folder / "README.md"]
     text = README.format(models=" ".join(path.name for path in files.values()))
     with staged() as stage:
@@ -129,6 +128,12 @@ def write_bundle(asked: Asked, folder: Path, say: Callable[[str], None]) -> list
         shutil.copyfile(core.__file__, stage.file(own[0]))
         stage.file(own[1]).write_text(text, encoding="utf-8")
     return [*own, *files.values()]
+
+
+def _file_name(name: str) -> str:
+    """`resnet20.onnx` for `resnet20.safetensors`; without what file systems dislike."""
+    stem = re.sub(r"\.(onnx|safetensors|pt|pth|th|t7|tar)$", "", name)
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", stem) + ".onnx"
 
 
 def read_bench(path: Path) -> Facts:

@@ -1,4 +1,6 @@
-"""The CIFAR networks of the paper: ResNet with option-A shortcuts, VGG-13, MobileNetV2."""
+"""CIFAR networks: the ResNets (option A), VGG-13 and MobileNetV2 of the paper, and a small one."""
+
+from collections import OrderedDict
 
 import torch
 import torch.nn.functional as F
@@ -90,6 +92,21 @@ def vgg13_cifar(num_classes: int = 10) -> nn.Module:
     """VGG-13 for CIFAR."""
     widths = (64, 64, None, 128, 128, None, 256, 256, None, 512, 512, None, 512, 512, None)
     return CifarVgg(widths, num_classes)
+
+
+def small_cifar(num_classes: int = 10) -> nn.Module:
+    """Six convolutions, 10 MFLOPs: small enough to try things out on any machine."""
+    layers: dict[str, nn.Module] = {}
+    into = 3
+    for number, width in enumerate((16, 32, 32, 64, 64, 64), 1):
+        if width == 2 * into:
+            layers[f"pool{number}"] = nn.MaxPool2d(2)
+        layers[f"conv{number}"] = nn.Conv2d(into, width, 3, padding=1, bias=False)
+        layers[f"norm{number}"] = nn.BatchNorm2d(width)
+        layers[f"relu{number}"] = nn.ReLU(inplace=True)
+        into = width
+    layers |= {"mean": nn.AdaptiveAvgPool2d(1), "flat": nn.Flatten()}
+    return nn.Sequential(OrderedDict(layers, linear=nn.Linear(into, num_classes)))
 
 
 def mobilenet_v2_cifar(num_classes: int = 10) -> nn.Module:

@@ -27,6 +27,7 @@ _OURS: dict[str, Callable[..., nn.Module]] = {
         for depth in (20, 32, 44, 56, 110)
     },
     "vgg13_cifar": cifar.vgg13_cifar,
+    "small_cifar": cifar.small_cifar,
     "mobilenet_v2_cifar": cifar.mobilenet_v2_cifar,
 }
 _INPUTS = {"inception_v3": (3, 299, 299), **dict.fromkeys(_OURS, (3, 32, 32))}

@@ -1,9 +1,11 @@
 """A weights file → tensors by name. No pickle is trusted."""
 
 import argparse
+import contextlib
 import hashlib
 import pickle
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +50,12 @@ def read_weights(path: Path) -> tuple[StateDict, dict[str, str]]:
     raise CheckpointError(f"{path}: unknown suffix; legr reads {', '.join((SAFE, *PICKLED))}")
 
 
-def read_safetensors(path: Path) -> tuple[StateDict, dict[str, str]]:
-    """The tensors and notes of a .safetensors file, whose header its library checks."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A .safetensors file, whose header its library checks."""
     try:
         with safe_open(path, framework="pt") as file:
-            notes = file.metadata() or {}
-            return {name: file.get_tensor(name) for name in file.keys()}, notes  # noqa: SIM118
+            yield file
     except (
         SafetensorError,
         OSError,
@@ -65,6 +67,18 @@ def read_safetensors(path: Path) -> tuple[StateDict, dict[str, str]]:
         raise CheckpointError(
             f"{path} is no sound safetensors file: {first_line(error)}"
         ) from error
+
+
+def read_safetensors(path: Path) -> tuple[StateDict, dict[str, str]]:
+    """The tensors and notes of a .safetensors file."""
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+def read_header(path: Path) -> dict[str, str]:
+    """The notes of a .safetensors file; its tensors are not read."""
+    with _opened(path) as file:
+        return dict(file.metadata() or {})
 
 
 def write_weights(weights: StateDict, notes: dict[str, str], temporary: Path) -> None:

@@ -1,38 +1,68 @@
-"""Figures for papers, slides and pages."""
+"""The same pictures for papers and slides, by matplotlib, and a search that moves."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from legr_cli.deploy.bench import fitted_slope, points
-from legr_cli.errors import BenchError
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from legr_cli.report.charts import Grid, Plot
+
+FRAMES = 80  # of an animation, at most
 
 
-def latency_over_flops(found: Sequence[dict[str, Any]], path: Path, kind: str) -> None:
-    """Latency against FLOPs, a series a device, each with its line (the paper's figure 8)."""
-    from matplotlib.figure import Figure
+def save_plot(plot: Plot, path: Path, kind: str) -> None:
+    """A plot as svg, png or pdf."""
+    figure, axes = _empty(plot)
+    for series in plot.series:
+        xs, ys = [dot.x for dot in series.dots], [dot.y for dot in series.dots]
+        line, mark = "-" if series.joined else "", "o" if series.marked else ""
+        axes.plot(xs, ys, linestyle=line, marker=mark, markersize=4, label=series.name)
+    if len(plot.series) > 1:
+        axes.legend(frameon=False, fontsize="small")
+    figure.savefig(path, format=kind, dpi=200)
 
+
+def save_grid(grid: Grid, path: Path, kind: str) -> None:
+    """A grid as svg, png or pdf."""
+    figure = Figure(figsize=(6.4, 1 + 0.24 * len(grid.rows)), layout="constrained")
+    axes = figure.add_subplot()
+    shares = [row for _, _, row in grid.rows]
+    picture = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1)
+    axes.set_yticks(range(len(grid.rows)), [label for label, _, _ in grid.rows], fontsize="small")
+    axes.set(title=grid.title, xlabel="layer")
+    figure.colorbar(picture, label="share kept")
+    figure.savefig(path, format=kind, dpi=200)
+
+
+def animate(plot: Plot, path: Path) -> None:
+    """A search as it went: candidates appear, and the best so far rises."""
+    from PIL import Image
+
+    candidates, best = (series.dots for series in plot.series)
+    figure, axes = _empty(plot)
+    heights = [dot.y for dot in candidates]
+    axes.set(xlim=(0, len(heights) + 1), ylim=(min(heights) - 2, max(heights) + 2))
+    (dots,) = axes.plot([], [], "o", markersize=3, label="candidates")
+    (line,) = axes.plot([], [], "-", label="best so far")
+    axes.legend(frameon=False, loc="lower right", fontsize="small")
+    canvas, frames = FigureCanvasAgg(figure), []
+    for count in (*range(1, len(heights), -(-len(heights) // FRAMES)), len(heights)):
+        for drawn, shown in ((dots, candidates[:count]), (line, best[:count])):
+            drawn.set_data([dot.x for dot in shown], [dot.y for dot in shown])
+        canvas.draw()
+        frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("P"))
+    durations = [100] * (len(frames) - 1) + [1500]
+    frames[0].save(
+        path, format="GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0
+    )
+
+
+def _empty(plot: Plot) -> tuple[Figure, Axes]:
+    """Axes with their names."""
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    for whole in found:
-        shown = list(points(whole).values())
-        if not shown:
-            raise BenchError(
-                "--plot needs FLOPs, which these networks do not tell: export them with legr"
-            )
-        device = whole["device"].get("board") or whole["device"].get("cpu") or "?"
-        xs = [100 * point.flops for point in shown]
-        dots = axes.scatter(xs, [100 * point.latency for point in shown], zorder=3)
-        line = fitted_slope(shown)
-        if line is not None:
-            slope, height = line
-            ends = [min(xs), max(xs)]
-            drawn = [slope * x + 100 * height for x in ends]
-            axes.plot(ends, drawn, color=dots.get_facecolor()[0], lw=1)
-            device += f", slope {slope:.2f}"
-        dots.set_label(device)
-    axes.set(xlabel="FLOPs, % of dense", ylabel="latency, % of dense", xlim=(0, 105))
-    axes.set_ylim(bottom=0)
+    axes.set(title=plot.title, xlabel=plot.x, ylabel=plot.y)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, format=kind, dpi=200)
+    return figure, axes

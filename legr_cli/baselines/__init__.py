@@ -1,0 +1,1 @@
+"""Methods of the prior art, on the same units, cost and surgery."""

@@ -1,0 +1,177 @@
+"""`legr demo`."""
+
+import contextlib
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from legr_cli.commands import options
+from legr_cli.errors import LegrError, OutputError
+
+if TYPE_CHECKING:
+    from legr_cli.commands.live import Live
+
+ARCH, BUDGETS, METHODS = "small_cifar", range(20, 90, 10), ("legr", "uniform")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step of the demo: what it is about, and the commands that do it."""
+
+    title: str
+    commands: list[list[str]]
+    shown: str = ""  # how one would type it, where that is shorter
+
+
+def stages(out: Path) -> list[Stage]:
+    """The whole story, as commands that a user could type."""
+    dense, ranking, page = out / "dense.safetensors", out / "ranking.json", out / "report.html"
+    made = [(method, budget) for method in METHODS for budget in BUDGETS]
+    tuned = [str(out / "tuned" / f"{method}-{budget}.safetensors") for method, budget in made]
+    train = f"finetune --arch {ARCH} --data digits --recipe quick --epochs 12 --resume --out"
+    learn = "--data digits --fitness bn --flops 0.3 --candidates 100 --population 32 --sample 8"
+    tune = "--data digits --epochs 4 --resume --out"
+    prune = ["prune", str(dense), "--flops", "0.2:0.8:0.1", "--ranking"]
+    timing = ["--against", str(dense), "--seconds", "0.5", "--out", str(out / "bench.json")]
+    pruned = [str(out / method / f"{ARCH}-flops{budget}.safetensors") for method, budget in made]
+    return [
+        Stage("Train a small network on handwritten digits", [[*train.split(), str(dense)]]),
+        Stage(
+            "Learn which filters matter: a ranking, once",
+            [["learn", str(dense), *learn.split(), "--resume", "--out", str(ranking)]],
+        ),
+        Stage("Prune to seven budgets by it", [[*prune, str(ranking), "--out", str(out / "legr")]]),
+        Stage(
+            "Prune uniformly to the same budgets, to compare",
+            [[*prune, "uniform", "--out", str(out / "uniform")]],
+        ),
+        Stage(
+            "Fine-tune all fourteen",
+            [["finetune", a, *tune.split(), b] for a, b in zip(pruned, tuned, strict=True)],
+        ),
+        Stage(
+            "Measure how fast they are",
+            [["bench", *tuned, *timing]],
+            f"legr bench {shlex.quote(str(out))}/tuned/*.safetensors {shlex.join(timing)}",
+        ),
+        Stage(
+            "Put everything on one page",
+            [["report", str(out), "--out", str(page), "--png", str(out / "figures")]],
+        ),
+    ]
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where everything goes; a new folder.")
+    ] = Path("legr-demo"),
+    as_json: options.Json = False,
+) -> None:
+    """See the whole of legr on data inside the package: a few minutes, no download.
+
+    Trains a small network on handwritten digits, learns a ranking, prunes to seven budgets,
+    fine-tunes, measures, compares with uniform pruning, and writes a report. Each step is a legr
+    command, and is shown. Stopped and started again, it goes on where it was.
+
+    Examples:
+
+      legr demo
+
+      legr demo --out /tmp/demo
+    """
+    import torch
+
+    from legr_cli.commands.live import Live, Pace
+
+    _make(out)
+    torch.set_num_threads(1)  # so small a network is slower on several
+    plan = stages(out)
+    total, done, pace = sum(len(stage.commands) for stage in plan), 0, Pace()
+    with Live(total, to=sys.stderr) as live, (out / "demo.log").open("a", encoding="utf-8") as log:
+        for number, stage in enumerate(plan, 1):
+            live.say(f"{number}/{len(plan)} {stage.title}", "bold")
+            _teach(live, stage)
+            for words in stage.commands:
+                live.show(done, stage.title, pace.left(done, total))
+                _run(words, log, out)
+                done += 1
+    _show(out, as_json)
+
+
+def _make(out: Path) -> None:
+    """The folders; a file in their place is an error."""
+    from legr_cli.files import require_folder
+
+    require_folder(out)
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"--out {out} is a file: name a folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / "demo.log").exists():
+        raise OutputError(f"--out {out} has other things in it: name a new folder")
+    (out / "tuned").mkdir(parents=True, exist_ok=True)
+
+
+def _teach(live: "Live", stage: Stage) -> None:
+    """The command that does it, and how many more like it there are."""
+    first, *more = stage.commands
+    whole = shlex.join(["legr", *(word for word in first if word != "--resume")])
+    shown = stage.shown or whole
+    live.say(f"  {shown}" + (f"   … and {len(more)} more" if more else ""))
+
+
+def _run(words: list[str], log: Any, out: Path) -> None:
+    """Run a command of legr's in this process; what it prints goes to the log."""
+    from legr_cli.cli import app
+
+    log.write(f"\n$ {shlex.join(['legr', *words])}\n")
+    log.flush()
+    if words[0] == "bench" and Path(words[-1]).exists():
+        return
+    with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        code = app(words, prog_name="legr", standalone_mode=False)
+    if code == 130:
+        raise KeyboardInterrupt(f"stopped; go on with: legr demo --out {shlex.quote(str(out))}")
+    if code:
+        log.flush()
+        *_, last = (out / "demo.log").read_text(encoding="utf-8").strip().splitlines()
+        raise LegrError(f"a step failed ({last.removeprefix('legr: ')}); {out}/demo.log has it all")
+
+
+def _show(out: Path, as_json: bool) -> None:
+    """What each network reached, by budget, and where the page is."""
+    from legr_cli.commands import show
+    from legr_cli.report.collect import collect
+
+    nets = collect([out]).nets
+    page = str(out / "report.html")
+    if as_json:
+        rows = [
+            {
+                "file": str(net.file),
+                "method": net.method,
+                "flops": net.flops,
+                "flops_share": net.share,
+                "accuracy": net.accuracy,
+                "ms": net.latencies[0].ms if net.latencies else None,
+            }
+            for net in nets
+        ]
+        show.emit({"report": page, "networks": rows})
+        return
+    columns = ("network", "FLOPs", "of dense", "test accuracy", "ms", "of dense ")
+    table = show.table("What came out", *columns, left=("network",))
+    for net in nets:
+        latency = net.latencies[0] if net.latencies else None
+        table.add_row(
+            net.label,
+            show.count(net.flops or 0),
+            f"{net.share or 0:.1%}",
+            "" if net.accuracy is None else f"{net.accuracy:.2%}",
+            "" if latency is None else f"{latency.ms:.3g}",
+            "" if latency is None else f"{latency.ratio:.1%}",
+        )
+    show.console(stderr=False).print(table)
+    show.line(page)

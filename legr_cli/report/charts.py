@@ -1,0 +1,190 @@
+"""What a report draws, as plain data: points by series, and shares by layer."""
+
+import math
+from dataclasses import dataclass
+
+from legr_cli.deploy.bench import fitted_slope, points
+from legr_cli.report.collect import Facts, Line, Net, Search, device_of
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point; `net` is the number of its row in the table."""
+
+    x: float
+    y: float
+    label: str
+    net: int | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one kind, joined by a line or not."""
+
+    name: str
+    dots: list[Dot]
+    joined: bool = True
+    marked: bool = True  # points are shown
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture with two axes."""
+
+    key: str  # for file names
+    title: str
+    x: str
+    y: str
+    series: list[Series]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Shares by row and column: channels kept by network and layer."""
+
+    key: str
+    title: str
+    columns: list[str]
+    rows: list[tuple[str, int, list[float]]]  # label, number of the network, a share a column
+
+
+def plots(facts: Facts) -> list[Plot]:
+    """All pictures that there are facts for."""
+    made = [_accuracy_by_flops(facts.nets), *_accuracy_by_latency(facts)]
+    made.append(
+        latency_by_flops(facts.benches, {net.file.name: i for i, net in enumerate(facts.nets)})
+    )
+    for search in facts.searches:
+        made += [_progress(search), *_rows(search)]
+    return [plot for plot in made if any(series.dots for series in plot.series)]
+
+
+def grid(facts: Facts) -> Grid | None:
+    """Where filters went: channels kept by layer, for each network."""
+    wide = [(i, net) for i, net in enumerate(facts.nets) if net.widths]
+    if not wide:
+        return None
+    columns = list(wide[0][1].widths)
+    rows = [
+        (net.label, i, [net.widths[name][0] / net.widths[name][1] for name in columns])
+        for i, net in wide
+        if list(net.widths) == columns
+    ]
+    return Grid("channels", "Channels kept, by layer", columns, rows)
+
+
+def _by_method(nets: list[Net]) -> dict[str, list[tuple[int, Net]]]:
+    """Networks with their numbers, by method; the dense one ends every line."""
+    dense = [(i, net) for i, net in enumerate(nets) if net.method == "dense"]
+    found: dict[str, list[tuple[int, Net]]] = {}
+    for i, net in enumerate(nets):
+        if net.method != "dense":
+            found.setdefault(net.method, []).append((i, net))
+    return {method: [*line, *dense] for method, line in found.items()} or {"dense": dense}
+
+
+def _accuracy_by_flops(nets: list[Net]) -> Plot:
+    """The trade-off curve."""
+    series = []
+    for method, line in _by_method(nets).items():
+        dots = [
+            Dot(100 * net.share, 100 * net.accuracy, net.label, i)
+            for i, net in line
+            if net.share is not None and net.accuracy is not None
+        ]
+        series.append(Series(method, sorted(dots, key=lambda dot: dot.x)))
+    return Plot(
+        "accuracy-flops", "Accuracy by FLOPs", "FLOPs, % of dense", "test accuracy, %", series
+    )
+
+
+def _accuracy_by_latency(facts: Facts) -> list[Plot]:
+    """The same by milliseconds, a picture a device."""
+    made = []
+    for number, device in enumerate(dict.fromkeys(map(device_of, facts.benches)), 1):
+        series = []
+        for method, line in _by_method(facts.nets).items():
+            dots = [
+                Dot(latency.ms, 100 * net.accuracy, net.label, i)
+                for i, net in line
+                for latency in net.latencies
+                if latency.device == device and net.accuracy is not None
+            ]
+            series.append(Series(method, sorted(dots, key=lambda dot: dot.x)))
+        made.append(
+            Plot(
+                f"accuracy-latency-{number}",
+                f"Accuracy by latency on {device}",
+                "latency, ms",
+                "test accuracy, %",
+                series,
+            )
+        )
+    return made
+
+
+def latency_by_flops(benches: list[Line], numbers: dict[str, int]) -> Plot:
+    """Latency against FLOPs with its line, a series a device (the paper's figure 8).
+
+    `numbers` has the rows of networks in the table, by the name of their file.
+    """
+    series, slopes = [], []
+    for bench in benches:
+        shown = list(points(bench).values())
+        dots = [Dot(100 * p.flops, 100 * p.latency, p.name, numbers.get(p.name)) for p in shown]
+        series.append(Series(device_of(bench), dots, joined=False))
+        line = fitted_slope(shown)
+        if line is not None:
+            slope, height = line
+            ends = (min(dot.x for dot in dots), max(dot.x for dot in dots))
+            fit = [Dot(x, slope * x + 100 * height, f"slope {slope:.2f}") for x in ends]
+            series.append(Series(f"slope {slope:.2f}", fit, marked=False))
+            slopes.append(f"{device_of(bench)}: {slope:.2f} of latency saved per FLOP saved")
+    title = "Latency by FLOPs"
+    return Plot(
+        "latency-flops",
+        title,
+        "FLOPs, % of dense",
+        "latency, % of dense",
+        series,
+        "; ".join(slopes),
+    )
+
+
+def _progress(search: Search) -> Plot:
+    """What candidates reached, and the best so far."""
+    dots, best, reached = [], [], -math.inf
+    for i, line in enumerate(search.candidates, 1):
+        accuracy = 100 * line["accuracy"]
+        dots.append(Dot(i, accuracy, f"candidate {i}"))
+        reached = max(reached, accuracy)
+        best.append(Dot(i, reached, f"best of the first {i}"))
+    settings = search.ranking.get("settings") or {}
+    return Plot(
+        f"search-{search.file.stem}",
+        f"Search for {search.file.name}",
+        "candidate",
+        "validation accuracy, %",
+        [Series("candidates", dots, joined=False), Series("best so far", best, marked=False)],
+        f"compared at {settings['flops']:.0%} of the FLOPs" if "flops" in settings else "",
+    )
+
+
+def _rows(search: Search) -> list[Plot]:
+    """α and κ by layer."""
+    layers = search.ranking["layers"]
+    alpha = [
+        Dot(i, math.log10(row["alpha"]), f"{row['name']}: α = {row['alpha']:.3g}")
+        for i, row in enumerate(layers, 1)
+        if row["alpha"] > 0
+    ]
+    kappa = [
+        Dot(i, row["kappa"], f"{row['name']}: κ = {row['kappa']:.3g}")
+        for i, row in enumerate(layers, 1)
+    ]
+    name = search.file.stem
+    return [
+        Plot(f"alpha-{name}", "α by layer", "layer", "log₁₀ α", [Series("α", alpha)]),
+        Plot(f"kappa-{name}", "κ by layer", "layer", "κ", [Series("κ", kappa)]),
+    ]

@@ -1,0 +1,207 @@
+"""From files to facts: networks with what they reached, measurements, rankings and searches."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from legr_cli.deploy import core
+from legr_cli.deploy.bench import read_bench
+from legr_cli.errors import LegrError, ReportError, first_line
+from legr_cli.networks import Card, read_card
+from legr_cli.ranking import FORMAT as RANKING
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """What a network takes on a device."""
+
+    device: str
+    ms: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Net:
+    """A network and all that is known of it."""
+
+    file: Path
+    method: str  # "legr", "norm", "uniform" or "dense"
+    arch: str
+    flops: int | None
+    dense_flops: int | None
+    params: int | None
+    accuracy: float | None  # on the test images
+    before: float | None  # on the validation images, before it was tuned
+    widths: dict[str, tuple[int, int]]  # by layer: channels kept, and of how many
+    commands: list[str]
+    made_with: dict[str, str]
+    latencies: list[Latency] = field(default_factory=list)
+
+    @property
+    def share(self) -> float | None:
+        """Of the dense network's FLOPs."""
+        return self.flops / self.dense_flops if self.flops and self.dense_flops else None
+
+    @property
+    def label(self) -> str:
+        """`legr 40 %`, for legends and rows."""
+        return self.method + ("" if self.share in (None, 1.0) else f" {self.share:.0%}")
+
+
+@dataclass(frozen=True)
+class Search:
+    """A ranking, and the candidates that led to it."""
+
+    file: Path
+    ranking: Line
+    candidates: list[Line]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a report shows."""
+
+    nets: list[Net]
+    benches: list[Line]
+    searches: list[Search]
+
+
+def collect(paths: Iterable[Path]) -> Facts:
+    """Read files, and in folders all that legr writes; what was tuned stands for what it was."""
+    cards: dict[Path, Card] = {}
+    benches: list[Line] = []
+    searches: list[Search] = []
+    for path, asked in _found(paths):
+        try:
+            if path.suffix == ".safetensors":
+                cards[path] = read_card(path)
+            elif path.suffix == ".json":
+                _read_json(path, benches, searches, asked)
+            elif asked:
+                raise ReportError(f"{path} is no network, ranking or measurement of legr's")
+        except LegrError:
+            if asked:
+                raise
+    nets = [_net(path, card, cards) for path, card in cards.items()]
+    nets = [_timed(net, benches) for net in nets]
+    if not (nets or benches or searches):
+        raise ReportError("nothing of legr's was found there: name its files or folders")
+    order = {"dense": 0, "legr": 1}
+    nets.sort(key=lambda net: (order.get(net.method, 2), net.method, net.flops or 0, net.file))
+    return Facts(_latest(nets), benches, searches)
+
+
+def _found(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
+    """Files, each once, and whether it was named itself."""
+    found: dict[Path, bool] = {}
+    for path in paths:
+        if path.is_dir():
+            for inside in sorted(path.rglob("*")):
+                if inside.is_file() and not inside.name.startswith("."):
+                    found.setdefault(inside, False)
+        elif path.is_file():
+            found[path] = True
+        else:
+            raise ReportError(f"{path} does not exist")
+    return list(found.items())
+
+
+def _read_json(path: Path, benches: list[Line], searches: list[Search], asked: bool) -> None:
+    """A measurement or a ranking; other JSON only matters if the user named it."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ReportError(f"{path} is no readable JSON: {first_line(error)}") from error
+    kind = data.get("format") if isinstance(data, dict) else None
+    if kind == core.FORMAT:
+        benches.append(read_bench(path))
+    elif kind == RANKING:
+        searches.append(Search(path, _checked(path, data), _candidates(path, data)))
+    elif asked:
+        raise ReportError(f"{path} is no ranking and no measurement of legr's")
+
+
+def _checked(path: Path, data: Line) -> Line:
+    """A ranking whose rows can be drawn."""
+    rows = data.get("layers")
+    numbers = ("alpha", "kappa")
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict)
+        and isinstance(row.get("name"), str)
+        and all(isinstance(row.get(key), int | float) for key in numbers)
+        for row in rows
+    ):
+        raise ReportError(f"{path} is damaged: its layers are not what legr writes")
+    return data
+
+
+def _candidates(path: Path, data: Line) -> list[Line]:
+    """The lines of the history beside a ranking, as far as it is there and whole."""
+    history = path.parent / Path(str(data.get("history", ""))).name
+    found = []
+    if history.is_file():
+        for text in history.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                break
+            if isinstance(line, dict) and isinstance(line.get("accuracy"), int | float):
+                found.append(line)
+    return sorted(found, key=lambda line: line.get("candidate", 0))
+
+
+def _net(path: Path, card: Card, cards: dict[Path, Card]) -> Net:
+    """A network of a file's header."""
+    notes, training = card.notes, card.notes.get("training") or {}
+    dense = notes.get("dense_flops")
+    if card.kept is None and dense is None:  # its pruned peers know what it costs
+        peers = (c.notes.get("dense_flops") for c in cards.values() if c.arch == card.arch)
+        dense = next((flops for flops in peers if flops), None)
+    cost = {key: (notes.get(key) or {}).get("after") for key in ("flops", "params")}
+    of = notes.get("dense_channels") or {}
+    kept = card.kept or {}
+    return Net(
+        file=path,
+        method=notes.get("method", "legr") if card.kept is not None else "dense",
+        arch=str(card.arch),
+        flops=dense if card.kept is None else cost["flops"],
+        dense_flops=dense,
+        params=cost["params"],
+        accuracy=(training.get("test") or {}).get("accuracy"),
+        before=(training.get("before") or {}).get("accuracy"),
+        widths={n: (len(kept[n]), of[n]) for n in kept if n in of},
+        commands=[str(command) for command in notes.get("commands", [])],
+        made_with={"legr": str(notes.get("legr", "")), **(training.get("made_with") or {})},
+    )
+
+
+def _timed(net: Net, benches: list[Line]) -> Net:
+    """With what it took; where only its tuned or untuned twin was timed, that network's."""
+    own, cost = net.file.resolve(), (net.arch, net.flops)
+    for bench in benches:
+        rows = bench["models"]
+        same = [row for row in rows if "file" in row and Path(row["file"]).resolve() == own]
+        twin = [row for row in rows if net.flops and (row.get("arch"), row.get("flops")) == cost]
+        for row in (same or twin)[:1]:
+            net.latencies.append(Latency(device_of(bench), row["median_ms"], row["ratio"]))
+    return net
+
+
+def device_of(bench: Line) -> str:
+    """The name of what was measured on."""
+    device = bench["device"]
+    return str(device.get("board") or device.get("cpu") or device.get("machine") or "?")
+
+
+def _latest(nets: list[Net]) -> list[Net]:
+    """Of networks with the same method and cost, the tuned one where there is one."""
+    tuned = {(net.method, net.arch, net.flops) for net in nets if net.accuracy is not None}
+    return [
+        net
+        for net in nets
+        if net.accuracy is not None or (net.method, net.arch, net.flops) not in tuned
+    ]

@@ -1,0 +1,131 @@
+"""One page that needs nothing else: the pictures, the networks, and how they were made."""
+
+import os
+import platform
+import string
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
+
+from legr_cli import __version__
+from legr_cli.report.charts import Plot, grid, plots
+from legr_cli.report.collect import Facts, Net, device_of
+from legr_cli.report.svg import drawn, tiled
+
+TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def page(facts: Facts, folder: Path) -> str:
+    """The page, whose links lead from `folder` to the networks' files."""
+    template = string.Template(TEMPLATE.read_text(encoding="utf-8"))
+    figures = [_figure(plot) for plot in plots(facts)]
+    tiles = grid(facts)
+    if tiles is not None:
+        note = f"by row a network, by column a layer: {', '.join(tiles.columns)}"
+        if len(tiles.columns) > 12:
+            note = f"by row a network, by column a layer: {tiles.columns[0]} … {tiles.columns[-1]}"
+        figures.append(
+            f'<figure class="wide tiles"><h2>{escape(tiles.title)}</h2>{tiled(tiles)}'
+            f"<figcaption>{escape(note)}</figcaption></figure>"
+        )
+    archs = list(dict.fromkeys(net.arch for net in facts.nets))
+    title = f"legr: {', '.join(archs)}" if archs else "legr"
+    return template.substitute(
+        title=escape(title),
+        summary=escape(_summary(facts)),
+        colours="\n".join(
+            f"polyline.s{i} {{ stroke: var(--c{i}); }} circle.s{i}, i.s{i} {{ fill: var(--c{i}); "
+            f"background: var(--c{i}); }}"
+            for i in range(6)
+        ),
+        figures="\n".join(figures),
+        table=_table(facts.nets, folder),
+        commands=_commands(facts),
+        versions=escape(_versions(facts)),
+    )
+
+
+def _summary(facts: Facts) -> str:
+    """What is on the page, in a line."""
+    devices = list(dict.fromkeys(map(device_of, facts.benches)))
+    parts = [f"{len(facts.nets)} networks" if facts.nets else ""]
+    parts += [f"timed on {', '.join(devices)}" if devices else ""]
+    tried = sum(len(search.candidates) for search in facts.searches)
+    parts += [f"{tried} candidates searched" if tried else ""]
+    more = "FLOPs by fvcore, one multiply-add = 1. Pick a point to see its row."
+    return "; ".join(part for part in parts if part) + ". " + more
+
+
+def _figure(plot: Plot) -> str:
+    """A plot with its title, what the colours mean, and a note."""
+    shown = [(i, s.name) for i, s in enumerate(plot.series) if s.dots]
+    keys = "".join(f'<span><i class="s{i % 6}"></i>{escape(name)}</span>' for i, name in shown)
+    key = f'<div class="key">{keys}</div>' if len(shown) > 1 else ""
+    note = f"<figcaption>{escape(plot.note)}</figcaption>" if plot.note else ""
+    return f"<figure><h2>{escape(plot.title)}</h2>{key}{drawn(plot)}{note}</figure>"
+
+
+def _table(nets: list[Net], folder: Path) -> str:
+    """A row for each network, to be sorted by any column."""
+    if not nets:
+        return ""
+    devices = list(dict.fromkeys(latency.device for net in nets for latency in net.latencies))
+    heads = ["network", "FLOPs, M", "% of dense", "test accuracy, %", "before tuning, %"]
+    heads += [f"ms on {device}" for device in devices] + ["file"]
+    head = "".join(f'<th scope="col"><button>{escape(text)}</button></th>' for text in heads)
+    rows = []
+    for i, net in enumerate(nets):
+        ms = {latency.device: latency.ms for latency in net.latencies}
+        numbers = [
+            net.flops and net.flops / 1e6,
+            net.share and 100 * net.share,
+            None if net.accuracy is None else 100 * net.accuracy,
+            None if net.before is None else 100 * net.before,
+            *(ms.get(device) for device in devices),
+        ]
+        cells = "".join(
+            '<td data-value=""></td>' if n is None else f'<td data-value="{n}">{n:.4g}</td>'
+            for n in numbers
+        )
+        link = escape(quote(os.path.relpath(net.file.resolve(), folder.resolve())), quote=True)
+        name = escape(net.file.name)
+        rows.append(
+            f'<tr data-net="{i}"><td data-value="{escape(net.label, quote=True)}">'
+            f"{escape(net.label)}</td>{cells}"
+            f'<td data-value="{name}"><a href="{link}">{name}</a></td></tr>'
+        )
+    return (
+        '<section class="wide"><h2>Networks</h2><table><thead><tr>'
+        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></section>"
+    )
+
+
+def _commands(facts: Facts) -> str:
+    """Everything that was typed, each once, in the order of making."""
+    rankings = (search.ranking for search in facts.searches)
+    made = [str(ranking["command"]) for ranking in rankings if "command" in ranking]
+    timed = [str(bench["command"]) for bench in facts.benches if "command" in bench]
+    chains = [net.commands for net in facts.nets]
+    longest = max(map(len, chains), default=0)
+    steps = [chain[i] for i in range(longest) for chain in chains if i < len(chain)]
+    lines = list(dict.fromkeys([*steps[:1], *made, *steps[1:], *timed]))
+    if not lines:
+        return ""
+    return (
+        '<section class="wide"><h2>Commands</h2><p>What was typed to make all this.</p>'
+        f"<pre>{escape(chr(10).join(lines))}</pre></section>"
+    )
+
+
+def _versions(facts: Facts) -> str:
+    """What everything was made with."""
+    found = {"legr": {__version__}, "Python": {platform.python_version()}}
+    for net in facts.nets:
+        for name, version in net.made_with.items():
+            if version:
+                found.setdefault(name, set()).add(str(version))
+    for bench in facts.benches:
+        found.setdefault("runtime", set()).add(str(bench["device"].get("runtime")))
+    names = {"python": "Python"}
+    parts = [f"{names.get(k, k)} {', '.join(sorted(v))}" for k, v in found.items() if k != "python"]
+    return "Made with " + "; ".join(parts) + "."
