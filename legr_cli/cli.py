@@ -4,6 +4,7 @@ import inspect as inspection
 import io
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -24,6 +25,17 @@ from legr_cli.commands.report import report
 from legr_cli.commands.typed import WORDS
 from legr_cli.errors import LegrError
 
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "fvcore",
+    "onnx",
+    "onnxruntime",
+    "matplotlib",
+    "safetensors",
+    "PIL",
+)
+
 
 class _Edge(TyperGroup):
     """The one place where errors become a line and an exit code."""
@@ -41,6 +53,11 @@ class _Edge(TyperGroup):
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             typer.echo(f"legr: {where}{error.strerror or error}", err=True)
+            raise typer.Exit(1) from error
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] not in PACKAGES:
+                raise
+            typer.echo(f"legr: this needs {error.name}, which is not installed here", err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as stop:
             typer.echo(f"legr: {str(stop) or 'stopped'}", err=True)
@@ -92,6 +109,7 @@ def legr(
 
 def main() -> None:
     """The console script: the app, without the warnings of the libraries that it calls."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unfinished files are taken away
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     for name in ("stdout", "stderr"):

@@ -1,6 +1,7 @@
 """Files are replaced whole: written beside their place, then renamed, all of a result or none."""
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -33,16 +34,18 @@ class Staged:
 @contextlib.contextmanager
 def staged() -> Iterator[Staged]:
     """Collect files; all are put in place at the end, none if anything fails."""
-    stage = Staged()
+    stage, where = Staged(), None
     try:
         yield stage
-        for temporary, _ in stage.pairs:
+        for temporary, where in stage.pairs:
             _settle(temporary)
-        for temporary, path in stage.pairs:
-            temporary.replace(path)
+            if where.is_dir():  # all are looked at before the first takes its place
+                raise IsADirectoryError(errno.EISDIR, "a folder of that name is in the way")
+        for temporary, where in stage.pairs:
+            temporary.replace(where)
         stage.folders.clear()
     except OSError as error:
-        where = stage.pairs[-1][1] if stage.pairs else error.filename
+        where = where or (stage.pairs[-1][1] if stage.pairs else error.filename)
         raise OutputError(
             f"cannot write {where}: {error.strerror or error}; nothing was changed"
         ) from error
@@ -53,10 +56,14 @@ def staged() -> Iterator[Staged]:
             folder.rmdir()
 
 
-def require_folder(out: Path) -> None:
+def require_folder(out: Path, option: str = "--out") -> None:
     """Say that there is no place for a result before any work is done."""
     if not out.parent.is_dir():
-        raise OutputError(f"--out {out}: the folder {out.parent} does not exist; create it first")
+        raise OutputError(
+            f"{option} {out}: the folder {out.parent} does not exist; create it first"
+        )
+    if not os.access(out.parent, os.W_OK):
+        raise OutputError(f"{option} {out}: the folder {out.parent} cannot be written to")
 
 
 def check_out(out: Path, suffix: str, beside: dict[str, Path], resume: bool, force: bool) -> None:

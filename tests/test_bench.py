@@ -1,6 +1,7 @@
 """`legr bench`, end to end."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -96,14 +97,27 @@ def test_damaged_measurements_are_refused(measured: Path, tmp_path: Path) -> Non
         ("version", 2, "this legr reads 1"),
         ("models", [], "its models are not what legr writes"),
         ("models", [{**good["models"][0], "ratio": "1"}], "its models are not what legr writes"),
-        ("device", None, "no device"),
+        ("models", good["models"] * 2, "no names to tell them by"),
+        ("models", [{**good["models"][0], "flops": 10**400}], "is no number of a measurement"),
+        ("models", [{**good["models"][0], "ratio": 1e308}], "is no number of a measurement"),
+        ("against", [], "no names to tell them by"),
+        ("device", None, "its device is not"),
+        ("device", {"pinned": 3}, "its device is not"),
+        ("device", {"temperature_c": ["a", "b"]}, "its device is not"),
+        ("device", {"cpu": 5}, "its device is not"),
+        ("settings", None, "no notes or no settings"),
+        ("extra", math.nan, "is no number of a measurement"),
     ):
         path.write_text(json.dumps({**good, key: value}))
         assert words in fails("bench", path)
     path.write_text("{")
     assert "no readable JSON" in fails("bench", path)
     assert "does not exist" in fails("bench", tmp_path / "no.json")
+    odd = {**good["device"], "cpu": "\x1b[2Jx $\\frac{$"}
+    path.write_text(json.dumps({**good, "device": odd}))
+    assert "?[2Jx" in legr("bench", path, "--plot", tmp_path / "p.png")
     path.write_text(json.dumps(good))
+    assert "measured before" in fails("bench", path, "--ssh", "somewhere")
     assert "name networks, or measurements" in fails("bench", path, "random:resnet20")
 
 
@@ -136,6 +150,21 @@ def test_a_bundle_measures_by_itself(nets: Path, tmp_path: Path) -> None:
     assert "random-resnet20.onnx" in table
     assert "40.9" in table
     assert "is a file: name a folder" in fails("bench", "x.onnx", "--bundle", nets / "dense.pth")
+    assert "leave --out" in fails("bench", "x.onnx", "--bundle", folder, "--ssh", "somewhere")
+
+
+def test_names_and_options_in_a_bundle(tmp_path: Path) -> None:
+    """Whatever names come to, none is lost; what was asked for is asked for there."""
+    names = ("a b", "a-b", "-", "ü")
+    paths = [graphs.convolution(tmp_path / f"{name}.onnx", side="side") for name in names]
+    args = ("--bundle", tmp_path / "out", "--input", "3x8x8", "--seconds", 0.05, "--threads", 1)
+    legr("bench", *paths, *args)
+    wanted = "a-b.onnx a-b-2.onnx network.onnx network-2.onnx --seconds 0.05 --input 3x8x8"
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert f"python3 legr_bench.py {wanted} > bench.json" in readme
+    command = [sys.executable, "legr_bench.py", *wanted.split()]
+    done = subprocess.run(command, cwd=tmp_path / "out", capture_output=True, check=True)
+    assert len(json.loads(done.stdout)["models"]) == 4
 
 
 def test_a_board_needs_no_torch(nets: Path) -> None:
@@ -155,6 +184,15 @@ def test_a_board_needs_no_torch(nets: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "small.onnx" in done.stdout
+    for words, said in (
+        (("bench", "random:resnet20"), "has to be exported first, which needs torch"),
+        (("prune", "random:resnet20", "--flops", "0.5", "--out", "x.safetensors"), "needs torch"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert said in done.stderr.splitlines()[-1]
 
 
 def test_weights_in_another_file(nets: Path, tmp_path: Path) -> None:
@@ -204,6 +242,67 @@ def test_bad_networks_are_refused_in_one_line(tmp_path: Path) -> None:
     )
 
 
+OWN = """
+import torch
+from torch import nn
+
+def small(num_classes=10):
+    pool = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
+    return nn.Sequential(nn.Conv2d(3, 4, 3), *pool).half()
+
+class Random(nn.Module):
+    def __init__(self, num_classes=10):
+        super().__init__()
+        self.net = small(num_classes).float()
+
+    def forward(self, x):
+        return self.net(x) + torch.rand(1)
+
+class Choosing(Random):
+    def forward(self, x):
+        return self.net(x) if x.sum() > 0 else self.net(-x)
+"""
+
+
+def test_networks_that_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "benched.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    assert "pass their size with --input" in fails("bench", "random:resnet20", "--input", "1x32x32")
+    assert "pass their size with --input" in fails("bench", "random:resnet20", "--input", "3x32")
+    legr("bench", "random:benched:small", "--input", "3x16x16", *QUICK)  # half precision
+    said = fails("bench", "random:benched:Random", "--input", "3x16x16", *QUICK)
+    assert "benched:Random gives something else in ONNX Runtime than in torch" in said
+    result = runner.invoke(app, ["bench", "random:benched:Choosing", "--input", "3x16x16"])
+    assert result.exit_code == 1
+    assert "torch cannot export benched:Choosing to ONNX: " in result.stderr
+    assert len(result.stderr.splitlines()) < 5
+
+
+def test_odd_metadata_and_inputs(tmp_path: Path) -> None:
+    """What a file says of itself is used where it makes sense, and never trusted."""
+    path, odd = graphs.convolution(tmp_path / "x.onnx", side="side"), tmp_path / "odd.onnx"
+    model = onnx.load(path)
+    for text in ("[" * 100_000, '{"input": []}', '{"input": [9, 9]}', "nonsense"):
+        onnx.helper.set_model_props(model, {"legr": text})
+        onnx.save(model, odd)
+        assert "pass one, as in --input" in fails("bench", odd, *QUICK)
+        legr("bench", odd, "--input", "3x8x8", *QUICK)
+    onnx.helper.set_model_props(model, {"legr": f'{{"flops": 1{"0" * 400}, "input": [3, 8, 8]}}'})
+    onnx.save(model, odd)
+    [row] = json.loads(legr("bench", odd, *QUICK, "--json"))["models"]
+    assert (row["flops"], row["input"]) == (None, [1, 3, 8, 8])
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    graphs.save(tmp_path / "any.onnx", [node], [graphs.value("x", None)])
+    assert "takes images of any size: pass one" in fails("bench", tmp_path / "any.onnx", *QUICK)
+    legr("bench", tmp_path / "any.onnx", "--input", "3x8x8", *QUICK)
+    graphs.save(tmp_path / "huge.onnx", [node], [graphs.value("x", [1, 2**40, 2**40, 8])])
+    assert "huge.onnx" in fails("bench", tmp_path / "huge.onnx", *QUICK)
+
+
+def test_names_are_no_markup(tmp_path: Path) -> None:
+    assert "does not exist" in fails("bench", tmp_path / "r[/x].safetensors", "--bundle", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -228,7 +327,7 @@ def test_bad_options(args: tuple, words: str, nets: Path, tmp_path: Path) -> Non
 def test_plots_need_flops(tmp_path: Path) -> None:
     path = graphs.convolution(tmp_path / "x.onnx")
     args = ("--plot", tmp_path / "x.png", "--out", tmp_path / "b.json")
-    assert "--plot needs FLOPs" in fails("bench", path, *QUICK, *args)
+    assert "--plot needs the FLOPs of x.onnx" in fails("bench", path, *QUICK, *args)
     assert [p.name for p in tmp_path.iterdir()] == ["x.onnx"]
 
 

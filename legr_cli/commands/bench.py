@@ -1,5 +1,6 @@
 """`legr bench`."""
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,17 +97,23 @@ def bench(
     asked = Asked(chosen, arch, classes, parse_input(input_shape) if input_shape else None)
     _check_files(out, plot, bundle)
     if bundle is not None:
+        from rich.text import Text
+
         from legr_cli.commands.show import console, line
 
+        if out or plot or ssh:
+            raise SettingError("--bundle measures nothing: leave --out, --plot and --ssh out")
         with console().status("writing the bundle") as status:
-            written = write_bundle(asked, bundle, lambda text: status.update(text))
+            written = write_bundle(asked, settings, bundle, lambda t: status.update(Text(t)))
         for path in written:
             line(str(path))
         return
     files = [model for model in chosen if model.endswith(".json")]
     if files and len(files) < len(chosen):
         raise SettingError(f"{files[0]} is a measurement: name networks, or measurements to see")
-    found = _read(files) if files else [_measured(asked, settings, ssh, python)]
+    if files and ssh:
+        raise SettingError("--ssh measures networks: these were measured before")
+    found = _read(files) if files else [_measured(asked, settings, ssh, python, plot is not None)]
     found[0].setdefault("command", typed())
     if found[0].get("stopped") and not files:
         _deliver(found, None, None, as_json)
@@ -118,9 +125,11 @@ def _check_files(out: Path | None, plot: Path | None, bundle: Path | None) -> No
     """Say what is wrong with the files to write before any work is done."""
     from legr_cli.files import require_folder
 
-    for path in (out, plot, bundle):
+    for option, path in {"--out": out, "--plot": plot, "--bundle": bundle}.items():
         if path is not None:
-            require_folder(path)
+            require_folder(path, option)
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise OutputError("--plot needs matplotlib, which is not installed here")
     if out is not None and (out.suffix != ".json" or out.is_dir()):
         raise OutputError(f"--out {out}: name a file that ends in .json")
     if plot is not None and (plot.suffix not in (".svg", ".png", ".pdf") or plot.is_dir()):
@@ -136,7 +145,9 @@ def _read(files: list[str]) -> list[dict[str, Any]]:
     return [read_bench(Path(file)) for file in files]
 
 
-def _measured(asked: "Asked", settings: "Bench", ssh: str | None, python: str) -> dict[str, Any]:
+def _measured(
+    asked: "Asked", settings: "Bench", ssh: str | None, python: str, need_flops: bool
+) -> dict[str, Any]:
     """Measure, with something to look at."""
     from legr_cli.commands.live import Live
     from legr_cli.deploy.bench import bench as measure
@@ -145,7 +156,7 @@ def _measured(asked: "Asked", settings: "Bench", ssh: str | None, python: str) -
     place = here() if ssh is None else over_ssh(ssh, python)
     whole = round(len(asked.models) * settings.seconds)
     with Live(100) as live:
-        live.show(0, "beginning", [place.name])
+        live.show(0, "beginning", [f"on {place.name}"])
         with Board(place, settings.threads, settings.core) as board:
             return measure(
                 board,
@@ -155,6 +166,7 @@ def _measured(asked: "Asked", settings: "Bench", ssh: str | None, python: str) -
                 lambda done: live.show(
                     round(done * 100), "measuring", [f"{max(0, round(whole * (1 - done)))} s left"]
                 ),
+                need_flops,
             )
 
 

@@ -21,9 +21,9 @@ class Live:
         if to is not None:  # whatever stderr is by then
             self.screen.file = to
         columns = (
-            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(max(4, min(30, self.screen.width - 90))),
-            TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[facts]}", markup=False, table_column=Column(no_wrap=True)),
         )
         self.bar = Progress(*columns, console=self.screen, transient=True)
         self.task = self.bar.add_task("beginning", total=total, facts="")

@@ -132,10 +132,12 @@ def prune(
         learned = ranking_for(known, ranking)
         clock = None
         if board is not None:
+            from rich.text import Text
+
             from legr_cli.deploy.stopwatch import Stopwatch
 
             status.update("timing plans")
-            clock = Stopwatch(board, known, status.update)
+            clock = Stopwatch(board, known, lambda text: status.update(Text(text)))
         decided = plans(known, learned, settings, clock)
         rows, start = [], time.perf_counter()
         status.update(f"cutting {len(decided)} networks")

@@ -12,13 +12,14 @@ from typing import Any
 from legr_cli import __version__
 from legr_cli.deploy import core
 from legr_cli.deploy.board import Board, Facts
-from legr_cli.errors import BenchError, OutputError, first_line
+from legr_cli.errors import BenchError, first_line
 from legr_cli.files import staged
 from legr_cli.settings import Bench
 
+_LARGEST = 1e15  # of any number in a measurement
 README = """\
 On the board Python 3.8 or later needs two packages: python3 -m pip install numpy onnxruntime
-Then, in this folder: python3 legr_bench.py {models} > bench.json
+Then, in this folder: python3 legr_bench.py {words} > bench.json
 Bring bench.json back: `legr bench bench.json` shows it.
 """
 
@@ -54,9 +55,13 @@ def as_onnx(
             others.append(model)
     usual = None  # a file that says what it is speaks for the others: it goes first
     for model in sorted(others, key=lambda name: not name.endswith(".safetensors")):
-        from legr_cli.deploy.onnx import exported
-        from legr_cli.networks import open_network
-
+        try:
+            from legr_cli.deploy.onnx import exported
+            from legr_cli.networks import open_network
+        except ImportError as error:
+            raise BenchError(
+                f"{model} has to be exported first, which needs {error.name}: name an .onnx here"
+            ) from error
         watch(f"exporting {model}")
         network = open_network(model, asked.arch, asked.classes, asked.input_shape, usual=usual)
         usual = usual or network.arch
@@ -67,6 +72,8 @@ def _whole(path: Path) -> bytes:
     """An ONNX file, with the weights that it may keep in another one."""
     try:
         data = path.read_bytes()
+        if not core.has_graph(data):
+            raise BenchError(f"{path} is no ONNX file")
         apart = core.elsewhere(data)
     except FileNotFoundError:
         raise BenchError(f"{path} does not exist") from None
@@ -95,6 +102,7 @@ def bench(
     settings: Bench,
     say: Callable[[str], None],
     watch: Callable[[float], None],
+    need_flops: bool = False,
 ) -> Facts:
     """Bring all networks to a board and time them; what bench.json holds."""
     names, differences = asked.names(), {}
@@ -102,7 +110,9 @@ def bench(
         differences[model] = difference
         say(f"loading {names[model]}")
         shape = asked.input_shape if model.endswith(".onnx") else None
-        board.load(names[model], data, shape)
+        facts = board.load(names[model], data, shape)
+        if need_flops and not facts["flops"]:
+            raise BenchError(f"--plot needs the FLOPs of {names[model]}: export it with legr")
     found = board.measure(list(names.values()), settings.seconds, 0, watch)
     against = names[asked.models[0]]
     whole = core.result(board.device, found, against, asdict(settings))
@@ -114,13 +124,22 @@ def bench(
     return {**whole, "legr": __version__, **stopped}
 
 
-def write_bundle(asked: Asked, folder: Path, say: Callable[[str], None]) -> list[Path]:
+def write_bundle(
+    asked: Asked, settings: Bench, folder: Path, say: Callable[[str], None]
+) -> list[Path]:
     """All that a board without ssh needs, in a folder; the files in it."""
-    files = {model: folder / _file_name(name) for model, name in asked.names().items()}
-    if len(set(files.values())) < len(files):
-        raise OutputError("two networks would get the same name in the bundle: rename one")
+    names = asked.names()
+    inside = [folder / name for name in _file_names(list(names.values()))]
+    files = dict(zip(names, inside, strict=True))
     own = [folder / "legr_bench.py", folder / "README.md"]
-    text = README.format(models=" ".join(path.name for path in files.values()))
+    given = {
+        **asdict(settings),
+        "input": asked.input_shape and "x".join(map(str, asked.input_shape)),
+    }
+    usual = asdict(Bench())
+    options = [f"--{key} {value}" for key, value in given.items() if value != usual.get(key)]
+    words = " ".join([*(path.name for path in inside), *options])
+    text = README.format(words=words)
     with staged() as stage:
         stage.folder(folder)
         for model, data, _ in as_onnx(asked, say):
@@ -130,16 +149,21 @@ def write_bundle(asked: Asked, folder: Path, say: Callable[[str], None]) -> list
     return [*own, *files.values()]
 
 
-def _file_name(name: str) -> str:
-    """`resnet20.onnx` for `resnet20.safetensors`; without what file systems dislike."""
-    stem = re.sub(r"\.(onnx|safetensors|pt|pth|th|t7|tar)$", "", name)
-    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", stem) + ".onnx"
+def _file_names(names: Sequence[str]) -> list[str]:
+    """`resnet20.onnx` for `resnet20.safetensors`: no two the same, nothing that shells dislike."""
+    found: list[str] = []
+    for name in names:
+        stem = re.sub(r"\.(onnx|safetensors|pt|pth|th|t7|tar)$", "", name)
+        stem = re.sub(r"[^A-Za-z0-9_.=]+", "-", stem).strip("-.") or "network"
+        same = sum(bool(re.fullmatch(rf"{re.escape(stem)}(-\d+)?\.onnx", other)) for other in found)
+        found.append(f"{stem}-{same + 1}.onnx" if same else f"{stem}.onnx")
+    return found
 
 
 def read_bench(path: Path) -> Facts:
-    """A bench.json, every value that is shown checked."""
+    """A bench.json, every value that is shown checked: it may come from another machine."""
     try:
-        data = json.loads(path.read_bytes())
+        data = _plain(json.loads(path.read_bytes()))
     except FileNotFoundError:
         raise BenchError(f"{path} does not exist") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -151,12 +175,31 @@ def read_bench(path: Path) -> Facts:
             f"{path} is a measurement of version {data.get('version')!r}; this legr reads "
             f"{core.VERSION}"
         )
-    rows = data.get("models")
+    rows, device = data.get("models"), data.get("device")
     if not isinstance(rows, list) or not rows or not all(map(_is_sound, rows)):
         raise BenchError(f"{path} is damaged: its models are not what legr writes")
-    if not isinstance(data.get("device"), dict) or not isinstance(data.get("notes"), list):
-        raise BenchError(f"{path} is damaged: it has no device or no notes")
+    names = [row["name"] for row in rows]
+    if len(set(names)) < len(names) or data.get("against") not in names:
+        raise BenchError(f"{path} is damaged: its models have no names to tell them by")
+    if not isinstance(device, dict) or not _is_device(device):
+        raise BenchError(f"{path} is damaged: its device is not what legr writes")
+    notes, settings = data.get("notes"), data.get("settings")
+    if not isinstance(notes, list) or not isinstance(settings, dict):
+        raise BenchError(f"{path} is damaged: it has no notes or no settings")
     return data
+
+
+def _plain(value: Any) -> Any:
+    """JSON without what a terminal would obey and numbers that no measurement gives."""
+    if isinstance(value, str):
+        return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(inside) for key, inside in value.items()}
+    if isinstance(value, list):
+        return [_plain(inside) for inside in value]
+    if isinstance(value, int | float) and not abs(value) < _LARGEST:
+        raise ValueError(f"{str(value)[:20]} is no number of a measurement")
+    return value
 
 
 def _is_sound(row: Any) -> bool:
@@ -166,16 +209,29 @@ def _is_sound(row: Any) -> bool:
     times = [row.get(key) for key in ("median_ms", "p5_ms", "p95_ms", "spread", "ratio")]
     flops, span, difference = (row.get(key) for key in ("flops", "ratio_range", "difference"))
     return (
-        all(map(_is_positive, times))
-        and (flops is None or _is_positive(flops))
-        and (difference is None or _is_positive(difference))
+        all(map(_is_number, times))
+        and (flops is None or (type(flops) is int and flops > 0))
+        and (difference is None or _is_number(difference))
         and isinstance(span, list)
         and len(span) == 2
-        and all(map(_is_positive, span))
+        and all(map(_is_number, span))
+        and isinstance(row.get("file", ""), str)
     )
 
 
-def _is_positive(number: Any) -> bool:
+def _is_device(device: Facts) -> bool:
+    """Whether all that is shown of a machine is of the right kind."""
+    words = [device.get(key) for key in ("host", "board", "cpu", "machine", "runtime", "governor")]
+    heat, pinned = device.get("temperature_c"), device.get("pinned", [])
+    return (
+        all(isinstance(word, str | None) for word in words)
+        and isinstance(pinned, list)
+        and (heat is None or (isinstance(heat, list) and len(heat) == 2))
+        and all(number is None or isinstance(number, int | float) for number in heat or [])
+    )
+
+
+def _is_number(number: Any) -> bool:
     """Whether this is a number from 0 on."""
     return isinstance(number, int | float) and 0 <= number < math.inf
 

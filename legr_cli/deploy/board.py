@@ -25,6 +25,7 @@ from legr_cli.errors import BenchError, SettingError
 _BEGIN = (
     "import sys; s = sys.stdin.buffer; exec(compile(s.read(int(s.readline())), 'core', 'exec'))"
 )
+_PATIENCE = 120.0  # seconds until a core says hello; a password may have to be typed
 _SSH = ("ssh", "-T", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15", "--")
 
 Facts = dict[str, Any]
@@ -69,9 +70,12 @@ class Board:
             raise BenchError(f"there is no {place.command[0]} on this machine") from None
         try:
             source = Path(core.__file__).read_bytes()
-            self._send(b"%d\n%b" % (len(source), source))
-            self._await("hello")
+            with self._deadline():
+                self._send(b"%d\n%b" % (len(source), source))
+                self._await("hello")
             self.device = self._ask("device", do="begin", threads=threads, core=core_number)
+            if not isinstance(self.device, dict) or "kernels" not in self.device:
+                raise BenchError(f"{place.name} does not answer as the measuring core does")
         except BaseException:
             self.close()
             raise
@@ -133,6 +137,21 @@ class Board:
             self._process.wait()
         self._process.stdout.close()  # type: ignore[union-attr]
         self._errors.close()
+
+    @contextlib.contextmanager
+    def _deadline(self) -> Iterator[None]:
+        """Give up on a machine that never answers."""
+        late = threading.Timer(_PATIENCE, self._process.kill)
+        late.start()
+        try:
+            yield
+        except BenchError as error:
+            if not late.is_alive():
+                text = f"{self.place.name} did not answer within {_PATIENCE:.0f} s"
+                raise BenchError(text) from error
+            raise
+        finally:
+            late.cancel()
 
     def _ask(self, wanted: str, data: bytes = b"", **request: Any) -> Any:
         """Send a request and wait for its answer."""

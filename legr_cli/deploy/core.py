@@ -190,6 +190,14 @@ def tensors(data: bytes) -> Iterator[dict[int, Any]]:
                     yield dict(messages(tensor))
 
 
+def has_graph(data: bytes) -> bool:
+    """Whether these bytes may be an ONNX file."""
+    try:
+        return any(field == 7 for field, _ in messages(memoryview(data)))
+    except IndexError:
+        return False
+
+
 def elsewhere(data: bytes) -> bool:
     """Whether an ONNX file keeps weights in another file."""
     return any(tensor.get(14) == 1 for tensor in tensors(data))
@@ -281,6 +289,19 @@ class Net:
         return [float(value) for value in self.session.run(None, self.feed)[0].ravel()]
 
 
+def load(name: str, data: bytes, shape: Sequence[int] | None, threads: int) -> Net:
+    """A network, or the reason why it cannot be timed."""
+    try:
+        return Net(name, data, shape, threads)
+    except Trouble:
+        raise
+    except MemoryError:
+        raise Trouble(f"{name} {_TOO_LARGE}") from None
+    except Exception as error:
+        text = f"{type(error).__name__}: {_first_line(error)}"
+        raise Trouble(f"{name} cannot be timed ({text})") from error
+
+
 def _session(name: str, data: bytes, threads: int) -> Any:
     """What ONNX Runtime runs a network with."""
     import onnxruntime
@@ -324,33 +345,41 @@ def _images(name: str, inputs: Sequence[Any], asked: Sequence[int] | None, known
     own, kind = inputs[0].shape, KINDS.get(inputs[0].type)
     if kind is None:
         raise Trouble(f"{name} takes {inputs[0].type}: images are of floats or bytes")
-    usual = isinstance(known, list) and all(_count(side) for side in known)
-    open_sides = any(not _count(side) for side in own[1:])
-    size = _shape(name, own, known if asked is None and usual and open_sides else asked)
+    if asked is None and isinstance(known, list) and _fits(own, known):
+        asked = known
+    size = _shape(name, own, asked)
     pixels = np.random.default_rng(0).random(size, np.float32)
     return {inputs[0].name: (pixels * 127 if kind[1] == "1" else pixels).astype(kind)}
 
 
 def _shape(name: str, own: Sequence[Any], asked: Sequence[int] | None) -> tuple[int, ...]:
     """The shape of the images to show: one image, where the network leaves it open."""
-    first = [_count(side) or 1 for side in own[:1]]
+    first = _count(own[0]) or 1 if own else 1
     if asked is None:
         rest = [_count(side) for side in own[1:]]
-        if not all(rest):
+        if not own or not all(rest):
+            sides = f" ({_times(own)})" if own else ""
             raise Trouble(
-                f"{name} takes images of any size ({_times(own)}): pass one, as in "
-                "--input 3x224x224"
+                f"{name} takes images of any size{sides}: pass one, as in --input 3x224x224"
             )
-        return (*first, *rest)
-    fits = [_count(side) in (None, want) for side, want in zip(own[1:], asked)]
-    if len(asked) != len(own) - 1 or not all(fits):
+        return (first, *rest)
+    if not _fits(own, asked):
         raise Trouble(f"{name} takes {_times(own)}, not images of {_times(asked)}")
-    return (*first, *asked)
+    return (first, *asked)
+
+
+def _fits(own: Sequence[Any], asked: Sequence[Any]) -> bool:
+    """Whether an image has sides that a network takes; one without sides takes any."""
+    if not asked or not all(_count(side) for side in asked):
+        return False
+    sides = own[1:] if own else [None] * len(asked)
+    same = (_count(side) in (None, want) for side, want in zip(sides, asked))
+    return len(sides) == len(asked) and all(same)
 
 
 def _count(number: Any) -> Any:
-    """A whole number from 1 on; None for anything else."""
-    return number if type(number) is int and number > 0 else None
+    """A whole number from 1 on, as machines have them; None for anything else."""
+    return number if type(number) is int and 0 < number < 2**63 else None
 
 
 def _times(sides: Sequence[Any]) -> str:
@@ -362,7 +391,7 @@ def _object(text: str) -> Facts:
     """An object in JSON; an empty one for anything else."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -508,7 +537,7 @@ def serve(source: Any, say: Callable[[Facts], None]) -> None:
                 say({"device": machine(pinned)})
             elif request["do"] == "load":
                 name = request["name"]
-                nets[name] = Net(name, request.pop("data"), request.get("input"), threads)
+                nets[name] = load(name, request.pop("data"), request.get("input"), threads)
                 say({"loaded": nets[name].facts})
             elif request["do"] == "drop":
                 del nets[request["name"]]
@@ -531,8 +560,8 @@ def serve(source: Any, say: Callable[[Facts], None]) -> None:
                 )
         except Trouble as error:
             say({"trouble": str(error)})
-        except MemoryError:
-            say({"trouble": "there is too little memory for this network"})
+        except Exception as error:
+            say({"trouble": f"{type(error).__name__}: {_first_line(error)}"})
 
 
 def _speaker() -> Callable[[Facts], None]:
@@ -586,13 +615,18 @@ def _alone(args: Any) -> Facts:
     """Measure files of this machine."""
     if not args.models or args.threads < 1 or not 0 < args.seconds < 1e5:
         raise Trouble("name networks; --threads from 1, --seconds over 0")
-    shape = [int(side) for side in args.input.split("x")] if args.input else None
+    sides = args.input.split("x") if args.input else []
+    if not all(side.isdigit() for side in sides):
+        raise Trouble(f"--input {args.input}: expected sides such as 3x224x224")
+    shape = [int(side) for side in sides] or None
     names = list(dict.fromkeys(([args.against] if args.against else []) + args.models))
     pinned = pin(args.threads, args.core)
+    short = [os.path.basename(name) for name in names]
     nets = []
-    for name in names:
+    for name, base in zip(names, short):
         with open(name, "rb") as file:
-            nets.append(Net(os.path.basename(name), file.read(), shape, args.threads))
+            shown = base if short.count(base) == 1 else name
+            nets.append(load(shown, file.read(), shape, args.threads))
     found = measure(nets, args.seconds, 0, pinned)
     settings = {"threads": args.threads, "seconds": args.seconds}
     return result(machine(pinned), found, nets[0].name, settings)

@@ -4,6 +4,7 @@ BatchNorm stays as it is in the file: the runtime folds it into the convolution 
 """
 
 import contextlib
+import copy
 import io
 import json
 import logging
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from legr_cli.channels.trace import evaluating
 from legr_cli.channels.twins import tensors
@@ -35,10 +37,16 @@ def export(network: Network, path: Path, batch: int | None = None) -> float:
     """
     import onnx
 
-    model, shape = network.model, network.input_shape
-    images = torch.rand(batch or 2, *shape, generator=torch.Generator().manual_seed(0))
+    model, shape = _in_single_precision(network.model), network.input_shape
     with evaluating(model), torch.no_grad(), _quietly():
-        expected = [tensor.numpy() for tensor in tensors(model(images))]
+        try:
+            images = torch.rand(batch or 2, *shape, generator=torch.Generator().manual_seed(0))
+            expected = [tensor.numpy() for tensor in tensors(model(images))]
+        except Exception as error:
+            text = f"{network.arch} does not run on images of {'x'.join(map(str, shape))}"
+            raise ModelError(
+                f"{text} ({first_line(error)}): pass their size with --input"
+            ) from error
         try:
             program = torch.onnx.export(
                 model,
@@ -51,9 +59,8 @@ def export(network: Network, path: Path, batch: int | None = None) -> float:
                 verbose=False,
             )
         except Exception as error:
-            raise ModelError(
-                f"torch cannot export {network.arch} to ONNX: {first_line(error)}"
-            ) from error
+            reason = first_line(error.__cause__ or error)
+            raise ModelError(f"torch cannot export {network.arch} to ONNX: {reason}") from error
     assert program is not None
     for node in program.model.graph:
         node.metadata_props.clear()  # paths of the machine that it was exported on
@@ -69,8 +76,18 @@ def export(network: Network, path: Path, batch: int | None = None) -> float:
     onnx.checker.check_model(path)
     difference = _difference(expected, _run(path, images.numpy()))
     if not difference <= TOLERANCE:
-        raise LegrError(f"{path}: ONNX Runtime differs from torch by {difference:.1e} (relative)")
+        raise LegrError(
+            f"{network.arch} gives something else in ONNX Runtime than in torch: they differ by "
+            f"{difference:.1e} (relative); does it draw random numbers?"
+        )
     return difference
+
+
+def _in_single_precision(model: nn.Module) -> nn.Module:
+    """The network in the precision that is exported; a copy, if it is in another."""
+    if all(p.dtype == torch.float32 for p in model.parameters()):
+        return model
+    return copy.deepcopy(model).float()
 
 
 def exported(network: Network) -> tuple[bytes, float]:
@@ -84,7 +101,12 @@ def exported(network: Network) -> tuple[bytes, float]:
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Without what the exporter prints, logs and warns of."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    sink = io.StringIO()
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(sink),
+        contextlib.redirect_stderr(sink),
+    ):
         warnings.simplefilter("ignore")
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         yield

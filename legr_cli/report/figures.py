@@ -18,7 +18,7 @@ def save_plot(plot: Plot, path: Path, kind: str) -> None:
     for series in plot.series:
         xs, ys = [dot.x for dot in series.dots], [dot.y for dot in series.dots]
         line, mark = "-" if series.joined else "", "o" if series.marked else ""
-        axes.plot(xs, ys, linestyle=line, marker=mark, markersize=4, label=series.name)
+        axes.plot(xs, ys, linestyle=line, marker=mark, markersize=4, label=_plain(series.name))
     if len(plot.series) > 1:
         axes.legend(frameon=False, fontsize="small")
     figure.savefig(path, format=kind, dpi=200)
@@ -59,10 +59,15 @@ def animate(plot: Plot, path: Path) -> None:
     )
 
 
+def _plain(text: str) -> str:
+    """A name as it is: matplotlib takes what stands between dollars for mathematics."""
+    return text.replace("$", r"\$")
+
+
 def _empty(plot: Plot) -> tuple[Figure, Axes]:
     """Axes with their names."""
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    axes.set(title=plot.title, xlabel=plot.x, ylabel=plot.y)
+    axes.set(title=_plain(plot.title), xlabel=plot.x, ylabel=plot.y)
     axes.grid(alpha=0.3)
     return figure, axes
