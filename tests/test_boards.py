@@ -169,7 +169,7 @@ def test_a_shell_that_chatters(small: Path, on_path: Path, tmp_path: Path) -> No
 def test_prune_to_a_latency_on_a_board(on_path: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.safetensors"
     args = ("--latency", 0.8, "--ssh", "board", "--python", sys.executable, "--out", out, "--json")
-    [row] = json.loads(legr("prune", "random:resnet20", *args))["pruned"]
+    [row] = json.loads(legr("prune", "random:small_cifar", *args))["pruned"]
     assert row["latency"]["ratio"] <= 0.8
     assert open_network(str(out)).notes["latency"] == row["latency"]
 

@@ -104,7 +104,7 @@ def test_targets_are_parsed() -> None:
 
 def test_prune_to_a_latency(tmp_path: Path) -> None:
     """Both targets are met as measured, their plans nest, and the files say how fast they are."""
-    args = ("prune", "random:resnet20", "--latency", "0.6,0.9", "--flops", 0.5, "--align", 1)
+    args = ("prune", "random:small_cifar", "--latency", "0.6,0.9", "--flops", 0.5, "--align", 1)
     found = json.loads(legr(*args, "--out", tmp_path / "nets", "--json"))
     flops, fast, slow = found["pruned"]
     assert "latency" not in flops
@@ -112,7 +112,7 @@ def test_prune_to_a_latency(tmp_path: Path) -> None:
     assert slow["latency"]["ratio"] <= 0.9
     assert fast["flops"] < slow["flops"]
     for row, name in ((fast, "latency60"), (slow, "latency90")):
-        assert Path(row["file"]).name == f"resnet20-{name}.safetensors"
+        assert Path(row["file"]).name == f"small_cifar-{name}.safetensors"
         notes = open_network(row["file"]).notes
         assert notes["latency"] == row["latency"]
         assert notes["target"] == row["target"]
@@ -124,7 +124,7 @@ def test_prune_to_a_latency(tmp_path: Path) -> None:
 
 def test_bad_latencies(tmp_path: Path) -> None:
     out = tmp_path / "x.safetensors"
-    prune = ("prune", "random:resnet20", "--out", out)
+    prune = ("prune", "random:small_cifar", "--out", out)
     assert "the least is " in fails(*prune, "--latency", "0.0001ms", "--align", 1)
     assert "name the --latency" in fails(*prune, "--flops", 0.5, "--ssh", "somewhere")
     assert "pass --onnx, too" in fails(*prune, "--flops", 0.5, "--batch", 1)

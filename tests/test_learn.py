@@ -40,8 +40,9 @@ def test_same_seed_same_ranking(weights: Path, tmp_path: Path) -> None:
     one = learn(weights, tmp_path / "one" / "r.json", "--candidates", 30)
     two = learn(weights, tmp_path / "two" / "r.json", "--candidates", 30)
     other = learn(weights, tmp_path / "other" / "r.json", "--candidates", 30, "--seed", 1)
-    assert one.pop("seconds") > 0
-    assert two.pop("seconds") > 0
+    for found, name in ((one, "one"), (two, "two")):
+        assert found.pop("seconds") > 0
+        assert f"--out {tmp_path / name / 'r.json'}" in found.pop("command")
     assert one == two
     assert rows(one) != rows(other)
 

@@ -172,6 +172,7 @@ def test_moving_average() -> None:
 def test_clipping() -> None:
     """The gradient of w·x + cross entropy is clipped to norm 0.01: lr 1, no momentum, no decay."""
     model = nn.Linear(1, 2, bias=False)
+    nn.init.zeros_(model.weight)  # so that the gradient is large
     before = model.weight.detach().clone()
     optimizer = sgd(model, 1.0, momentum=0.0, weight_decay=0.0, nesterov=False)
     train(Trainer(model, optimizer, clip=0.01), [(torch.full((4, 1), 9.0), torch.zeros(4).long())])

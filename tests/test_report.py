@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 from html.parser import HTMLParser
@@ -139,6 +140,30 @@ def test_pictures(told: Path, tmp_path: Path) -> None:
         assert moving.n_frames > 20
     assert (tmp_path / "png" / "accuracy-flops.png").exists()
     assert (tmp_path / "svg" / "channels.svg").exists()
+
+
+def test_the_docs_commands(told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/reports.md and docs/latency.md as they stand there, on this small network."""
+    for name, of in (("nets", "legr"), ("tuned", "tuned")):
+        shutil.copytree(told / of, tmp_path / name)
+    shutil.copytree(tmp_path / "nets", tmp_path / "results")
+    for name in ("bench.json", "ranking.json", "ranking.history.jsonl"):
+        for folder in (tmp_path, tmp_path / "results"):
+            shutil.copy(told / name, folder)
+    monkeypatch.chdir(tmp_path)
+    docs = Path(__file__).parents[1] / "docs"
+    text = "".join((docs / name).read_text() for name in ("reports.md", "latency.md"))
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert len(lines) == 5
+    few = {"bench": ["--seconds", "0.05"]}
+    for line in lines:
+        words = shlex.split(line.replace("torchvision:mobilenet_v2", "random:small_cifar"))[1:]
+        found = [sorted(map(str, Path().glob(word))) if "*" in word else [word] for word in words]
+        legr(*(word for part in found for word in part), *few.get(words[0], []))
+    assert {"report.html", "search.gif", "bench.svg", "fast.safetensors", "figures"} <= {
+        path.name for path in tmp_path.iterdir()
+    }
 
 
 def test_a_report_of_parts(told: Path, tmp_path: Path) -> None:
