@@ -12,8 +12,11 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from running import await_lines, fails, legr, spawn
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from legr_cli.baselines.uniform import even
 from legr_cli.commands import demo as story
@@ -214,6 +217,21 @@ def test_names_cannot_break_the_page(told: Path, tmp_path: Path) -> None:
     text = (tmp_path / "r.html").read_text()
     assert "<img" not in text
     assert (tmp_path / unquote(Links(text).links[0])).is_file()
+
+
+def test_headers_may_say_anything(told: Path, tmp_path: Path) -> None:
+    source = next((told / "legr").iterdir())
+    with safe_open(source, "pt") as file:
+        header = json.loads(file.metadata()["legr"])
+    odd = {"flops": 3, "training": [], "commands": 5, "method": None, "dense_flops": "x"}
+    for i, notes in enumerate(
+        ({}, odd, {"dense_channels": {"conv1": -1}, "flops": {"after": 1e99}})
+    ):
+        path = tmp_path / f"{i}.safetensors"
+        text = json.dumps({**header, "notes": notes})
+        save_file({"x": torch.zeros(1)}, path, metadata={"legr": text})
+    legr("report", tmp_path, "--out", tmp_path / "r.html", "--png", tmp_path / "png")
+    assert len(Links((tmp_path / "r.html").read_text()).links) == 3
 
 
 def test_what_is_drawn(told: Path) -> None:

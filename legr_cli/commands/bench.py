@@ -89,7 +89,7 @@ def bench(
 
       legr bench small.onnx dense.onnx --ssh me@jetson --out jetson.json
     """
-    from legr_cli.deploy.bench import Asked, write_bundle
+    from legr_cli.deploy.bench import Asked
     from legr_cli.settings import Bench, parse_input
 
     settings = Bench(threads=threads, seconds=seconds, core=core)
@@ -97,28 +97,16 @@ def bench(
     asked = Asked(chosen, arch, classes, parse_input(input_shape) if input_shape else None)
     _check_files(out, plot, bundle)
     if bundle is not None:
-        from rich.text import Text
-
-        from legr_cli.commands.show import console, line
-
         if out or plot or ssh:
             raise SettingError("--bundle measures nothing: leave --out, --plot and --ssh out")
-        with console().status("writing the bundle") as status:
-            written = write_bundle(asked, settings, bundle, lambda t: status.update(Text(t)))
-        for path in written:
-            line(str(path))
+        _write_bundle(asked, settings, bundle)
         return
-    files = [model for model in chosen if model.endswith(".json")]
-    if files and len(files) < len(chosen):
-        raise SettingError(f"{files[0]} is a measurement: name networks, or measurements to see")
-    if files and ssh:
-        raise SettingError("--ssh measures networks: these were measured before")
-    found = _read(files) if files else [_measured(asked, settings, ssh, python, plot is not None)]
-    found[0].setdefault("command", typed())
-    if found[0].get("stopped") and not files:
-        _deliver(found, None, None, as_json)
-        raise KeyboardInterrupt("stopped: these are the runs until then, and no file was written")
-    _deliver(found, out, plot, as_json)
+    old = any(model.endswith(".json") for model in chosen)
+    found = _read(chosen, ssh) if old else [_measured(asked, settings, ssh, python, bool(plot))]
+    _show(found, as_json)
+    if found[0].get("stopped") and not old:
+        raise KeyboardInterrupt("stopped: these are the runs until then; no file was written")
+    _write(found, out, plot)
 
 
 def _check_files(out: Path | None, plot: Path | None, bundle: Path | None) -> None:
@@ -138,10 +126,28 @@ def _check_files(out: Path | None, plot: Path | None, bundle: Path | None) -> No
         raise OutputError(f"--bundle {bundle} is a file: name a folder")
 
 
-def _read(files: list[str]) -> list[dict[str, Any]]:
+def _write_bundle(asked: "Asked", settings: "Bench", folder: Path) -> None:
+    """Everything for a board in a folder, and its names on stdout."""
+    from rich.text import Text
+
+    from legr_cli.commands.show import console, line
+    from legr_cli.deploy.bench import write_bundle
+
+    with console().status("writing the bundle") as status:
+        written = write_bundle(asked, settings, folder, lambda text: status.update(Text(text)))
+    for path in written:
+        line(str(path))
+
+
+def _read(models: tuple[str, ...], ssh: str | None) -> list[dict[str, Any]]:
     """Earlier measurements."""
     from legr_cli.deploy.bench import read_bench
 
+    files = [model for model in models if model.endswith(".json")]
+    if len(files) < len(models):
+        raise SettingError(f"{files[0]} is a measurement: name networks, or measurements to see")
+    if ssh:
+        raise SettingError("--ssh measures networks: these were measured before")
     return [read_bench(Path(file)) for file in files]
 
 
@@ -158,7 +164,7 @@ def _measured(
     with Live(100) as live:
         live.show(0, "beginning", [f"on {place.name}"])
         with Board(place, settings.threads, settings.core) as board:
-            return measure(
+            found = measure(
                 board,
                 asked,
                 settings,
@@ -168,22 +174,31 @@ def _measured(
                 ),
                 need_flops,
             )
+    return {**found, "command": typed()}
 
 
-def _deliver(
-    found: list[dict[str, Any]], out: Path | None, plot: Path | None, as_json: bool
-) -> None:
-    """Files, and a table or JSON on stdout."""
-    import json
-
+def _show(found: list[dict[str, Any]], as_json: bool) -> None:
+    """A table, or JSON, on stdout."""
     from legr_cli.commands import show
     from legr_cli.commands.latencies import table
+
+    if as_json:
+        show.emit(found[0] if len(found) == 1 else {"measurements": found})
+        return
+    for whole in found:
+        table(whole)
+
+
+def _write(found: list[dict[str, Any]], out: Path | None, plot: Path | None) -> None:
+    """The files that were asked for."""
+    import json
+
     from legr_cli.files import staged
 
+    if out is not None and len(found) > 1:
+        raise BenchError("--out is for one measurement")
     with staged() as stage:
         if out is not None:
-            if len(found) > 1:
-                raise BenchError("--out is for one measurement")
             text = json.dumps(found[0], indent=1, allow_nan=False) + "\n"
             stage.file(out).write_text(text, encoding="utf-8")
         if plot is not None:
@@ -196,8 +211,3 @@ def _deliver(
                     "--plot needs FLOPs, which these networks do not tell: export them with legr"
                 )
             save_plot(drawn, stage.file(plot), plot.suffix[1:])
-    if as_json:
-        show.emit(found[0] if len(found) == 1 else {"measurements": found})
-        return
-    for whole in found:
-        table(whole)

@@ -160,14 +160,15 @@ def _progress(search: Search) -> Plot:
         dots.append(Dot(i, accuracy, f"candidate {i}"))
         reached = max(reached, accuracy)
         best.append(Dot(i, reached, f"best of the first {i}"))
-    settings = search.ranking.get("settings") or {}
+    settings = search.ranking.get("settings")
+    share = settings.get("flops") if isinstance(settings, dict) else None
     return Plot(
         f"search-{search.file.stem}",
         f"Search for {search.file.name}",
         "candidate",
         "validation accuracy, %",
         [Series("candidates", dots, joined=False), Series("best so far", best, marked=False)],
-        f"compared at {settings['flops']:.0%} of the FLOPs" if "flops" in settings else "",
+        f"compared at {share:.0%} of the FLOPs" if isinstance(share, float) else "",
     )
 
 

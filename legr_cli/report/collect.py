@@ -132,7 +132,7 @@ def _checked(path: Path, data: Line) -> Line:
     if not isinstance(rows, list) or not all(
         isinstance(row, dict)
         and isinstance(row.get("name"), str)
-        and all(isinstance(row.get(key), int | float) for key in numbers)
+        and all(isinstance(row.get(key), int | float) and abs(row[key]) < 1e30 for key in numbers)
         for row in rows
     ):
         raise ReportError(f"{path} is damaged: its layers are not what legr writes")
@@ -149,34 +149,49 @@ def _candidates(path: Path, data: Line) -> list[Line]:
                 line = json.loads(text)
             except ValueError:
                 break
-            if isinstance(line, dict) and isinstance(line.get("accuracy"), int | float):
+            if isinstance(line, dict) and _share(line.get("accuracy")) is not None:
                 found.append(line)
-    return sorted(found, key=lambda line: line.get("candidate", 0))
+    return sorted(found, key=lambda line: _cost(line.get("candidate")) or 0)
 
 
 def _net(path: Path, card: Card, cards: dict[Path, Card]) -> Net:
-    """A network of a file's header."""
-    notes, training = card.notes, card.notes.get("training") or {}
-    dense = notes.get("dense_flops")
+    """A network of a file's header, in which anything may stand that JSON allows."""
+    notes, dense = card.notes, _cost(card.notes.get("dense_flops"))
     if card.kept is None and dense is None:  # its pruned peers know what it costs
         peers = (c.notes.get("dense_flops") for c in cards.values() if c.arch == card.arch)
-        dense = next((flops for flops in peers if flops), None)
-    cost = {key: (notes.get(key) or {}).get("after") for key in ("flops", "params")}
-    of = notes.get("dense_channels") or {}
-    kept = card.kept or {}
+        dense = next(filter(None, map(_cost, peers)), None)
+    training = _object(notes.get("training"))
+    commands = notes.get("commands")
+    versions = {"legr": notes.get("legr"), **_object(training.get("made_with"))}
+    kept, of = card.kept or {}, _object(notes.get("dense_channels"))
     return Net(
         file=path,
-        method=notes.get("method", "legr") if card.kept is not None else "dense",
+        method="dense" if card.kept is None else str(notes.get("method", "legr")),
         arch=str(card.arch),
-        flops=dense if card.kept is None else cost["flops"],
+        flops=dense if card.kept is None else _cost(_object(notes.get("flops")).get("after")),
         dense_flops=dense,
-        params=cost["params"],
-        accuracy=(training.get("test") or {}).get("accuracy"),
-        before=(training.get("before") or {}).get("accuracy"),
-        widths={n: (len(kept[n]), of[n]) for n in kept if n in of},
-        commands=[str(command) for command in notes.get("commands", [])],
-        made_with={"legr": str(notes.get("legr", "")), **(training.get("made_with") or {})},
+        params=_cost(_object(notes.get("params")).get("after")),
+        accuracy=_share(_object(training.get("test")).get("accuracy")),
+        before=_share(_object(training.get("before")).get("accuracy")),
+        widths={n: (len(kept[n]), _cost(of[n]) or len(kept[n])) for n in kept if n in of},
+        commands=[str(c) for c in commands] if isinstance(commands, list) else [],
+        made_with={name: str(version) for name, version in versions.items() if version},
     )
+
+
+def _object(value: Any) -> Line:
+    """An object of JSON; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def _cost(value: Any) -> int | None:
+    """A number of FLOPs, parameters or channels, if it is one."""
+    return value if type(value) is int and 0 < value < 2**63 else None
+
+
+def _share(value: Any) -> float | None:
+    """An accuracy, if it is one."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
 
 
 def _timed(net: Net, benches: list[Line]) -> Net:

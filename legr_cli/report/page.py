@@ -119,13 +119,11 @@ def _commands(facts: Facts) -> str:
 
 def _versions(facts: Facts) -> str:
     """What everything was made with."""
-    found = {"legr": {__version__}, "Python": {platform.python_version()}}
+    found = {"legr": {__version__}, "python": {platform.python_version()}}
     for net in facts.nets:
         for name, version in net.made_with.items():
-            if version:
-                found.setdefault(name, set()).add(str(version))
+            found.setdefault(name, set()).add(version)
     for bench in facts.benches:
         found.setdefault("runtime", set()).add(str(bench["device"].get("runtime")))
-    names = {"python": "Python"}
-    parts = [f"{names.get(k, k)} {', '.join(sorted(v))}" for k, v in found.items() if k != "python"]
+    parts = [f"{name} {', '.join(sorted(versions))}" for name, versions in found.items()]
     return "Made with " + "; ".join(parts) + "."
