@@ -128,13 +128,11 @@ def _check_files(out: Path | None, plot: Path | None, bundle: Path | None) -> No
 
 def _write_bundle(asked: "Asked", settings: "Bench", folder: Path) -> None:
     """Everything for a board in a folder, and its names on stdout."""
-    from rich.text import Text
-
-    from legr_cli.commands.show import console, line
+    from legr_cli.commands.show import busy, line
     from legr_cli.deploy.bench import write_bundle
 
-    with console().status("writing the bundle") as status:
-        written = write_bundle(asked, settings, folder, lambda text: status.update(Text(text)))
+    with busy("writing the bundle") as now:
+        written = write_bundle(asked, settings, folder, now)
     for path in written:
         line(str(path))
 

@@ -81,7 +81,7 @@ def demo(
 
       legr demo
 
-      legr demo --out /tmp/demo
+      legr demo --out my-demo
     """
     import torch
 

@@ -15,7 +15,7 @@ def evaluate(
         typer.Argument(
             metavar="MODEL…",
             show_default=False,
-            help="Networks that legr wrote, or checkpoints of --arch.",
+            help="Networks that legr wrote, checkpoints of --arch, torchvision:NAME.",
         ),
     ],
     data: options.Data,
@@ -75,9 +75,9 @@ def evaluate(
     rows: list[dict[str, Any]] = []
     notes: dict[str, None] = {}
     opened: dict[str, Data] = {}  # a set is read once for all networks that see it alike
-    with show.console().status("reading") as status:
+    with show.busy("reading") as now:
         for number, name in enumerate(models, 1):
-            status.update(f"measuring {name} ({number} of {len(models)})")
+            now(f"measuring {name} ({number} of {len(models)})")
             network = open_network(name, arch, classes, size)
             network.model.float()  # images come in single precision
             known = given or network.notes.get("statistics")
@@ -97,6 +97,8 @@ def evaluate(
             )
             rows.append({"file": name, **score})
             notes |= dict.fromkeys([f"shown as {opened[view].feed}", *doubts(opened[view])])
+    if recalibrate:
+        notes["with BatchNorm statistics re-estimated, of dense networks as well"] = None
     if as_json:
         said = {"legr": __version__, "data": data, "split": split, "notes": list(notes)}
         show.emit({**said, "scores": rows})

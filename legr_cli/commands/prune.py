@@ -103,7 +103,7 @@ def prune(
       legr prune torchvision:mobilenet_v2 --latency 0.5 --out fast.safetensors
     """
     from legr_cli.commands.pruned import shown
-    from legr_cli.commands.show import console
+    from legr_cli.commands.show import busy
     from legr_cli.files import staged
     from legr_cli.networks import open_network
     from legr_cli.pruning import carry_out, plans, ranking_for, study
@@ -121,32 +121,30 @@ def prune(
         raise SettingError("--batch is that of an .onnx: pass --onnx, too")
     _check_out(out, checkpoint, len(targets))
     with contextlib.ExitStack() as stack:
-        status = stack.enter_context(console().status("beginning"))
+        now = stack.enter_context(busy("beginning"))
         board = _board(targets, ssh, python, stack)
         cpu = None if board is None else board.device["kernels"]
         settings = Prune(targets=tuple(targets), align=parse_align(align, cpu), min_keep=min_keep)
-        status.update("reading the network")
+        now("reading the network")
         network = open_network(checkpoint, arch, classes, size)
-        status.update("tying channels into units")
+        now("tying channels into units")
         known = study(network)
         learned = ranking_for(known, ranking)
         clock = None
         if board is not None:
-            from rich.text import Text
-
             from legr_cli.deploy.stopwatch import Stopwatch
 
-            status.update("timing plans")
-            clock = Stopwatch(board, known, lambda text: status.update(Text(text)))
+            now("timing plans")
+            clock = Stopwatch(board, known, now)
         decided = plans(known, learned, settings, clock)
         rows, start = [], time.perf_counter()
-        status.update(f"cutting {len(decided)} networks")
+        now(f"cutting {len(decided)} networks")
         with staged() as files:
             for pruned in carry_out(known, learned, settings, decided, clock):
                 rows.append(_write(files, pruned, _path(files, out, pruned), onnx, batch))
                 rows[-1]["seconds"] = round(time.perf_counter() - start, 3)
                 start = time.perf_counter()
-                status.update(f"{len(rows)} of {len(decided)} networks are cut")
+                now(f"{len(rows)} of {len(decided)} networks are cut")
                 del pruned  # its memory is wanted for the next one
     shown(known, settings, learned, rows, as_json)
 

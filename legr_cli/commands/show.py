@@ -1,16 +1,18 @@
 """What people see: tables and progress on stderr, results on stdout."""
 
+import contextlib
 import itertools
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 _STEPS = " ▁▂▃▄▅▆▇█"
 
@@ -21,6 +23,13 @@ def console(stderr: bool = True, quiet: bool = False) -> Console:
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen.width = 160
     return screen
+
+
+@contextlib.contextmanager
+def busy(text: str) -> Iterator[Callable[[str], None]]:
+    """Something that moves on stderr; what it gives is called with what is being done now."""
+    with console().status(Text(text)) as status:
+        yield lambda now: status.update(Text(now))  # as it is: names are no markup
 
 
 def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:

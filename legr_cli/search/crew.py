@@ -182,5 +182,6 @@ def _await_workers(client: Any, address: str) -> None:
         client.wait_for_workers(1, timeout=ANSWER)
     except TimeoutError as error:
         raise SearchError(
-            f"the scheduler at {address} has no workers: start some with `dask worker {address}`"
+            f"the scheduler at {address} has no workers: start some with `dask worker {address}`; "
+            "a search that was under way goes on with --resume"
         ) from error

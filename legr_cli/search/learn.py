@@ -209,7 +209,8 @@ class _Run:
             raise error
         if not is_loss(error) and not is_given_up(error):
             raise SearchError(
-                f"candidate {number} cannot be tried: {type(error).__name__}: {first_line(error)}"
+                f"candidate {number} cannot be tried: {type(error).__name__}: {first_line(error)}; "
+                "those before it are kept: --resume goes on"
             ) from error
         trial.losses += 1
         if trial.losses > RETRIES or is_given_up(error):
