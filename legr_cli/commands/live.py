@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import IO
 
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Column
 
 from legr_cli.commands.show import console
@@ -21,6 +21,7 @@ class Live:
         if to is not None:  # whatever stderr is by then
             self.screen.file = to
         columns = (
+            SpinnerColumn(),
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(max(4, min(30, self.screen.width - 90))),
             TextColumn("{task.fields[facts]}", markup=False, table_column=Column(no_wrap=True)),
