@@ -1,6 +1,6 @@
 """Images a second: legr's training beside a bare loop on one batch, and pruned beside dense.
 
-    python benchmarks/train.py resnet56-cifar10.th --data cifar10:DIR [--flops 0.47]
+    python benchmarks/train.py resnet56-cifar10.th --data cifar10:DIR [--align auto --ranking FILE]
 
 The loops take turns, a few steps each, so that a ratio holds on a noisy machine.
 """
@@ -61,18 +61,21 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--arch", default="resnet56")
     parser.add_argument("--flops", type=float, default=0.47)
+    parser.add_argument("--align", default="auto")
+    parser.add_argument("--ranking", help="a ranking.json, or uniform")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
     device = choose(args.device)
     network = open_network(args.checkpoint, args.arch)
-    smaller = legr_cli.prune(network.model, network.input_shape, flops=args.flops)
+    cut = {"flops": args.flops, "align": args.align, "ranking": args.ranking}
+    smaller = legr_cli.prune(network.model, network.input_shape, **cut)
     whole = open_data(args.data, network.input_shape, seed=0)
     rows = np.arange(args.steps * 128)
     data = replace(whole, train=whole.train.pick(rows), validation=whole.validation.pick(rows[:8]))
     again = open_network(args.checkpoint, args.arch).model
-    small_again = legr_cli.prune(again, network.input_shape, flops=args.flops)
+    small_again = legr_cli.prune(again, network.input_shape, **cut)
     loops = {
         "dense, bare loop": bare(again, device, 128, args.steps),
         "dense, legr": ours(network.model, data, device, args.rounds),
