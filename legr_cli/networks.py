@@ -70,7 +70,8 @@ def open_network(
             ("--classes", classes, network.arch.classes),
         ):
             if asked not in (None, is_so):
-                raise CheckpointError(f"{spec} has its own {option} ({is_so}): leave {option} out")
+                own = "x".join(map(str, is_so)) if isinstance(is_so, tuple) else is_so
+                raise CheckpointError(f"{spec} has its own {option} ({own}): leave {option} out")
         return network
     given = given or usual
     if given is None:

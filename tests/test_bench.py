@@ -278,6 +278,24 @@ def test_networks_that_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(result.stderr.splitlines()) < 5
 
 
+def test_a_checkpoint_sees_images_as_large_as_its_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pruned file knows its 3x64x64; the checkpoint does not, and is no 3x224x224 beside it."""
+    (tmp_path / "sized.py").write_text(OWN.replace(".half()", ""))
+    monkeypatch.chdir(tmp_path)
+    torch.save(open_network("random:sized:small").model.state_dict(), "dense.pth")
+    own = ("--arch", "sized:small")
+    prune = ("--input", "3x64x64", "--flops", 0.8, "--align", 1, "--min-keep", 0)
+    legr("prune", "dense.pth", *own, *prune, "--onnx", "--out", "small.safetensors")
+    args = ("small.safetensors", "--against", "dense.pth", *own, *QUICK, "--json")
+    found = json.loads(legr("bench", *args))
+    assert [row["input"] for row in found["models"]] == [[1, 3, 64, 64]] * 2
+    assert found["notes"] == []
+    mixed = json.loads(legr("bench", "small.onnx", "random:resnet20", *QUICK, "--json"))
+    assert mixed["notes"][0].startswith("THE IMAGES DIFFER IN SIZE (small.onnx 1x3x64x64, ")
+
+
 def test_odd_metadata_and_inputs(tmp_path: Path) -> None:
     """What a file says of itself is used where it makes sense, and never trusted."""
     path, odd = graphs.convolution(tmp_path / "x.onnx", side="side"), tmp_path / "odd.onnx"

@@ -83,7 +83,7 @@ class Paced:
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log = name, log
-        self.facts = {"name": name, "denormals": 0, "weights": 0}
+        self.facts = {"name": name, "input": [1], "denormals": 0, "weights": 0}
 
     def warm_up(self) -> None:
         self.log.append("warm " + self.name)

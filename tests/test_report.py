@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from legr_cli.baselines.uniform import even
 from legr_cli.commands import demo as story
 from legr_cli.networks import open_network
-from legr_cli.report.charts import Dot, Plot, Series, grid, plots
+from legr_cli.report.charts import Dot, Plot, Series, grids, plots
 from legr_cli.report.collect import collect
 from legr_cli.report.svg import _ticks, drawn
 
@@ -183,6 +183,36 @@ def test_a_report_of_parts(told: Path, tmp_path: Path) -> None:
     assert "Accuracy by FLOPs" not in out.read_text()
 
 
+def test_two_architectures_are_told_apart(tmp_path: Path) -> None:
+    """Rows by architecture, a map of channels each, and the dense ones that were only timed."""
+    for arch in ("small_cifar", "resnet20"):
+        path = tmp_path / f"{arch}-half.safetensors"
+        legr("prune", f"random:{arch}", "--flops", 0.5, "--out", path)
+        args = (
+            "--against",
+            f"random:{arch}",
+            "--seconds",
+            0.05,
+            "--out",
+            tmp_path / f"{arch}.json",
+        )
+        legr("bench", path, *args)
+    facts = collect([tmp_path])
+    assert [net.label for net in facts.nets] == [
+        "resnet20 dense",
+        "resnet20 norm 50%",
+        "small_cifar dense",
+        "small_cifar norm 50%",
+    ]
+    assert all(net.latencies for net in facts.nets)
+    assert [len(tiles.rows) for tiles in grids(facts)] == [1, 1]
+    legr("report", tmp_path, "--out", tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "Channels kept of resnet20, by layer" in text
+    assert "test accuracy, %</button>" not in text
+    assert len(Links(text).links) == 2
+
+
 def test_bad_reports(told: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "r.html")
     (tmp_path / "x.json").write_text("{}")
@@ -241,8 +271,7 @@ def test_what_is_drawn(told: Path) -> None:
     for series in curve.series:
         assert [dot.x for dot in series.dots] == sorted(dot.x for dot in series.dots)
         assert series.dots[-1].x == 100
-    tiles = grid(facts)
-    assert tiles is not None
+    [tiles] = grids(facts)
     assert tiles.columns == ["conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "linear"]
     assert len(tiles.rows) == 14
     for label, number, shares in tiles.rows:

@@ -166,7 +166,7 @@ def _measured(
                 board,
                 asked,
                 settings,
-                lambda text: live.show(0, text, [place.name]),
+                lambda text: live.show(0, text, [f"on {place.name}"]),
                 lambda done: live.show(
                     round(done * 100), "measuring", [f"{max(0, round(whole * (1 - done)))} s left"]
                 ),

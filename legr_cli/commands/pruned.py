@@ -65,6 +65,11 @@ def shown(
             show.line(row["onnx"]["file"])
 
 
+def _below(target: float, row: dict[str, Any]) -> float:
+    """How far a measured latency is under its target, as a share of it."""
+    return 1 - float(row["latency"]["ratio"]) / target
+
+
 def _latency(timing: dict[str, Any] | None) -> tuple[str, str]:
     """Milliseconds, and their share of the dense network's, where they were measured."""
     return ("", "") if timing is None else (f"{timing['ms']:.3g}", f"{timing['ratio']:.1%}")
@@ -93,8 +98,11 @@ def _notes(
             timing = row["latency"]
             notes.append(
                 f"measured on {timing['device']}, one thread: {timing['ms']:.3g} ms, "
-                f"dense {timing['dense_ms']:.3g} ms"
+                f"dense {timing['dense_ms']:.3g} ms, in turns {timing['ratio']:.1%} of it"
             )
+    short = [row for t, row in pairs if t.what == "latency" and _below(t.value, row) > 0.05]
+    if short:
+        notes.append("no widths come closer to the latency from below; --align 1 may")
     exported = [row["onnx"] for row in rows if "onnx" in row]
     if exported:
         worst = max(graph["difference"] for graph in exported)

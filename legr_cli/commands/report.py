@@ -100,10 +100,10 @@ def _pictures(
     files: "Staged", facts: "Facts", folders: dict[str, Path | None], animation: Path | None
 ) -> list[Path]:
     """The pictures that were asked for."""
-    from legr_cli.report.charts import grid, plots
+    from legr_cli.report.charts import grids, plots
     from legr_cli.report.figures import animate, save_grid, save_plot
 
-    made, drawn, tiles = [], plots(facts), grid(facts)
+    made, drawn = [], plots(facts)
     for kind, folder in folders.items():
         if folder is None:
             continue
@@ -111,7 +111,7 @@ def _pictures(
         for plot in drawn:
             made.append(folder / f"{plot.key}.{kind}")
             save_plot(plot, files.file(made[-1]), kind)
-        if tiles is not None:
+        for tiles in grids(facts):
             made.append(folder / f"{tiles.key}.{kind}")
             save_grid(tiles, files.file(made[-1]), kind)
     if animation is not None:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legr_cli import __version__
 from legr_cli.deploy import core
@@ -15,6 +15,9 @@ from legr_cli.deploy.board import Board, Facts
 from legr_cli.errors import BenchError, first_line
 from legr_cli.files import staged
 from legr_cli.settings import Bench
+
+if TYPE_CHECKING:
+    from legr_cli.networks import Network
 
 _LARGEST = 1e15  # of any number in a measurement
 README = """\
@@ -53,7 +56,7 @@ def as_onnx(
             yield model, _whole(Path(model)), None
         else:
             others.append(model)
-    usual = None  # a file that says what it is speaks for the others: it goes first
+    first = None  # a file that says what it is speaks for the others: it goes first
     for model in sorted(others, key=lambda name: not name.endswith(".safetensors")):
         try:
             from legr_cli.deploy.onnx import exported
@@ -63,9 +66,20 @@ def as_onnx(
                 f"{model} has to be exported first, which needs {error.name}: name an .onnx here"
             ) from error
         watch(f"exporting {model}")
-        network = open_network(model, asked.arch, asked.classes, asked.input_shape, usual=usual)
-        usual = usual or network.arch
+        size = asked.input_shape or _size_like(first, model)
+        arch = None if first is None else first.arch
+        network = open_network(model, asked.arch, asked.classes, size, usual=arch)
+        first = first or network
         yield model, *exported(network)
+
+
+def _size_like(first: "Network | None", model: str) -> tuple[int, ...] | None:
+    """The size of images for a network that does not tell its own: that of its peer's file."""
+    if first is None or model.endswith(".safetensors"):
+        return None
+    kind, _, name = model.partition(":")
+    named = kind in ("random", "torchvision")
+    return first.input_shape if not named or name.split("@")[0] == str(first.arch) else None
 
 
 def _whole(path: Path) -> bytes:

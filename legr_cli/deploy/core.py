@@ -477,6 +477,10 @@ def _summary(net: Net, rounds: list[list[list[float]]], i: int, against: int) ->
 def _notes(nets: Sequence[Net], heat: Facts, pinned: Sequence[int]) -> list[str]:
     """What makes these figures doubtful, or other than those of the user's own program."""
     notes = []
+    sizes = {_times(net.facts["input"]): net.name for net in nets}
+    if len(sizes) > 1:
+        each = ", ".join(f"{name} {size}" for size, name in sizes.items())
+        notes.append(f"THE IMAGES DIFFER IN SIZE ({each}): such ratios mean little; pass --input")
     for net in nets:
         bad, total = net.facts["denormals"], net.facts["weights"]
         if bad:

@@ -36,9 +36,12 @@ class Stopwatch:
                 smaller = apply(self.known.units, kept)
                 data, _ = exported(replace(self.known.network, model=smaller))
                 self.board.load("plan", data)
-            found = self.board.measure(names, SECONDS)
+            try:
+                found = self.board.measure(names, SECONDS)
+            except KeyboardInterrupt:
+                found = {"stopped": True}
             if found.get("stopped"):
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt("stopped; nothing was written")
             dense, plan = found["models"][0], found["models"][-1]
             if not whole:
                 self.board.drop("plan")

@@ -60,18 +60,19 @@ def plots(facts: Facts) -> list[Plot]:
     return [plot for plot in made if any(series.dots for series in plot.series)]
 
 
-def grid(facts: Facts) -> Grid | None:
-    """Where filters went: channels kept by layer, for each network."""
-    wide = [(i, net) for i, net in enumerate(facts.nets) if net.widths]
-    if not wide:
-        return None
-    columns = list(wide[0][1].widths)
-    rows = [
-        (net.label, i, [net.widths[name][0] / net.widths[name][1] for name in columns])
-        for i, net in wide
-        if list(net.widths) == columns
-    ]
-    return Grid("channels", "Channels kept, by layer", columns, rows)
+def grids(facts: Facts) -> list[Grid]:
+    """Where filters went: channels kept by layer, for the networks of each architecture."""
+    by_layers: dict[tuple[str, ...], list[tuple[int, Net]]] = {}
+    for i, net in enumerate(facts.nets):
+        if net.widths:
+            by_layers.setdefault(tuple(net.widths), []).append((i, net))
+    made = []
+    for number, (columns, nets) in enumerate(by_layers.items(), 1):
+        rows = [(net.label, i, [kept / of for kept, of in net.widths.values()]) for i, net in nets]
+        several = f" of {nets[0][1].arch}" if len(by_layers) > 1 else ""
+        key = "channels" if number == 1 else f"channels-{number}"
+        made.append(Grid(key, f"Channels kept{several}, by layer", list(columns), rows))
+    return made
 
 
 def _by_method(nets: list[Net]) -> dict[str, list[tuple[int, Net]]]:
@@ -80,8 +81,10 @@ def _by_method(nets: list[Net]) -> dict[str, list[tuple[int, Net]]]:
     found: dict[str, list[tuple[int, Net]]] = {}
     for i, net in enumerate(nets):
         if net.method != "dense":
-            found.setdefault(net.method, []).append((i, net))
-    return {method: [*line, *dense] for method, line in found.items()} or {"dense": dense}
+            found.setdefault(net.prefix + net.method, []).append((i, net))
+    for line in found.values():
+        line += [(i, net) for i, net in dense if net.arch == line[0][1].arch]
+    return found or {"dense": dense}
 
 
 def _accuracy_by_flops(nets: list[Net]) -> Plot:
@@ -133,14 +136,15 @@ def latency_by_flops(benches: list[Line], numbers: dict[str, int]) -> Plot:
     for bench in benches:
         shown = list(points(bench).values())
         dots = [Dot(100 * p.flops, 100 * p.latency, p.name, numbers.get(p.name)) for p in shown]
-        series.append(Series(device_of(bench), dots, joined=False))
+        name = device_of(bench) + (f", {bench['against']}" if len(benches) > 1 else "")
+        series.append(Series(name, dots, joined=False))
         line = fitted_slope(shown)
         if line is not None:
             slope, height = line
             ends = (min(dot.x for dot in dots), max(dot.x for dot in dots))
             fit = [Dot(x, slope * x + 100 * height, f"slope {slope:.2f}") for x in ends]
             series.append(Series(f"slope {slope:.2f}", fit, marked=False))
-            slopes.append(f"{device_of(bench)}: {slope:.2f} of latency saved per FLOP saved")
+            slopes.append(f"{name}: {slope:.2f} of latency saved per FLOP saved")
     title = "Latency by FLOPs"
     return Plot(
         "latency-flops",

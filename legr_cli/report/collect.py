@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Net:
     widths: dict[str, tuple[int, int]]  # by layer: channels kept, and of how many
     commands: list[str]
     made_with: dict[str, str]
+    target: float | None = None  # the share of FLOPs that was asked for
+    prefix: str = ""  # its architecture, where there are several
     latencies: list[Latency] = field(default_factory=list)
 
     @property
@@ -49,7 +51,8 @@ class Net:
     @property
     def label(self) -> str:
         """`legr 40 %`, for legends and rows."""
-        return self.method + ("" if self.share in (None, 1.0) else f" {self.share:.0%}")
+        share = None if self.method == "dense" else self.target or self.share
+        return self.prefix + self.method + ("" if share is None else f" {share:.0%}")
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,26 @@ def collect(paths: Iterable[Path]) -> Facts:
     nets = [_timed(net, benches) for net in nets]
     if not (nets or benches or searches):
         raise ReportError("nothing of legr's was found there: name its files or folders")
+    nets += _dense(nets, benches)
+    if len({net.arch for net in nets}) > 1:
+        nets = [replace(net, prefix=f"{net.arch} ") for net in nets]
     order = {"dense": 0, "legr": 1}
-    nets.sort(key=lambda net: (order.get(net.method, 2), net.method, net.flops or 0, net.file))
+    nets.sort(key=lambda n: (n.arch, order.get(n.method, 2), n.method, n.flops or 0, n.file))
     return Facts(_latest(nets), benches, searches)
+
+
+def _dense(nets: list[Net], benches: list[Line]) -> list[Net]:
+    """Dense networks that were timed beside others and have no file here."""
+    known = {(net.arch, net.flops) for net in nets}
+    found: dict[tuple[str, int], Net] = {}
+    for bench in benches:
+        row = next(row for row in bench["models"] if row["name"] == bench["against"])
+        arch, flops = str(row.get("arch")), row.get("flops")
+        if flops and (arch, flops) not in known:
+            file = Path(row.get("file", row["name"]))
+            net = Net(file, "dense", arch, flops, flops, row.get("params"), None, None, {}, [], {})
+            found.setdefault((arch, flops), net)
+    return [_timed(net, benches) for net in found.values()]
 
 
 def _found(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
@@ -172,7 +192,8 @@ def _net(path: Path, card: Card, cards: dict[Path, Card]) -> Net:
         dense_flops=dense,
         params=_cost(_object(notes.get("params")).get("after")),
         accuracy=_share(_object(training.get("test")).get("accuracy")),
-        before=_share(_object(training.get("before")).get("accuracy")),
+        before=_share(_object(training.get("before")).get("accuracy")) if kept else None,
+        target=_share(_object(notes.get("target")).get("flops")),
         widths={n: (len(kept[n]), _cost(of[n]) or len(kept[n])) for n in kept if n in of},
         commands=[str(c) for c in commands] if isinstance(commands, list) else [],
         made_with={name: str(version) for name, version in versions.items() if version},

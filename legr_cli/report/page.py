@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from legr_cli import __version__
-from legr_cli.report.charts import Plot, grid, plots
+from legr_cli.report.charts import Grid, Plot, grids, plots
 from legr_cli.report.collect import Facts, Net, device_of
 from legr_cli.report.svg import drawn, tiled
 
@@ -19,15 +19,7 @@ def page(facts: Facts, folder: Path) -> str:
     """The page, whose links lead from `folder` to the networks' files."""
     template = string.Template(TEMPLATE.read_text(encoding="utf-8"))
     figures = [_figure(plot) for plot in plots(facts)]
-    tiles = grid(facts)
-    if tiles is not None:
-        note = f"by row a network, by column a layer: {', '.join(tiles.columns)}"
-        if len(tiles.columns) > 12:
-            note = f"by row a network, by column a layer: {tiles.columns[0]} … {tiles.columns[-1]}"
-        figures.append(
-            f'<figure class="wide tiles"><h2>{escape(tiles.title)}</h2>{tiled(tiles)}'
-            f"<figcaption>{escape(note)}</figcaption></figure>"
-        )
+    figures += [_tiles(found) for found in grids(facts)]
     archs = list(dict.fromkeys(net.arch for net in facts.nets))
     title = f"legr: {', '.join(archs)}" if archs else "legr"
     return template.substitute(
@@ -48,7 +40,8 @@ def page(facts: Facts, folder: Path) -> str:
 def _summary(facts: Facts) -> str:
     """What is on the page, in a line."""
     devices = list(dict.fromkeys(map(device_of, facts.benches)))
-    parts = [f"{len(facts.nets)} networks" if facts.nets else ""]
+    count = len(facts.nets)
+    parts = [f"{count} network{'s' if count > 1 else ''}" if count else ""]
     parts += [f"timed on {', '.join(devices)}" if devices else ""]
     tried = sum(len(search.candidates) for search in facts.searches)
     parts += [f"{tried} candidates searched" if tried else ""]
@@ -65,39 +58,60 @@ def _figure(plot: Plot) -> str:
     return f"<figure><h2>{escape(plot.title)}</h2>{key}{drawn(plot)}{note}</figure>"
 
 
+def _tiles(found: Grid) -> str:
+    """A grid with its title and the layers of its columns."""
+    names = found.columns
+    names = names if len(names) <= 12 else [names[0], "…", names[-1]]
+    note = f"a row for each network, a column for each layer ({', '.join(names)}); dark: all kept"
+    return (
+        f'<figure class="wide tiles"><h2>{escape(found.title)}</h2>{tiled(found)}'
+        f"<figcaption>{escape(note)}</figcaption></figure>"
+    )
+
+
 def _table(nets: list[Net], folder: Path) -> str:
     """A row for each network, to be sorted by any column."""
     if not nets:
         return ""
     devices = list(dict.fromkeys(latency.device for net in nets for latency in net.latencies))
-    heads = ["network", "FLOPs, M", "% of dense", "test accuracy, %", "before tuning, %"]
-    heads += [f"ms on {device}" for device in devices] + ["file"]
+    columns: dict[str, list[float | None]] = {
+        "FLOPs, M": [net.flops and net.flops / 1e6 for net in nets],
+        "% of dense": [net.share and 100 * net.share for net in nets],
+        "test accuracy, %": [_percent(net.accuracy) for net in nets],
+        "before tuning (validation), %": [_percent(net.before) for net in nets],
+    }
+    for device in devices:
+        ms = [{latency.device: latency.ms for latency in net.latencies} for net in nets]
+        columns[f"ms on {device}"] = [found.get(device) for found in ms]
+    shown = {name: column for name, column in columns.items() if any(column)}
+    heads = ["network", *shown, "file"]
     head = "".join(f'<th scope="col"><button>{escape(text)}</button></th>' for text in heads)
     rows = []
     for i, net in enumerate(nets):
-        ms = {latency.device: latency.ms for latency in net.latencies}
-        numbers = [
-            net.flops and net.flops / 1e6,
-            net.share and 100 * net.share,
-            None if net.accuracy is None else 100 * net.accuracy,
-            None if net.before is None else 100 * net.before,
-            *(ms.get(device) for device in devices),
-        ]
-        cells = "".join(
-            '<td data-value=""></td>' if n is None else f'<td data-value="{n}">{n:.4g}</td>'
-            for n in numbers
-        )
+        cells = "".join(_cell(column[i]) for column in shown.values())
+        label, name = escape(net.label, quote=True), escape(net.file.name, quote=True)
         link = escape(quote(os.path.relpath(net.file.resolve(), folder.resolve())), quote=True)
-        name = escape(net.file.name)
+        place = f'<a href="{link}">{name}</a>' if net.file.exists() else name
         rows.append(
-            f'<tr data-net="{i}"><td data-value="{escape(net.label, quote=True)}">'
-            f"{escape(net.label)}</td>{cells}"
-            f'<td data-value="{name}"><a href="{link}">{name}</a></td></tr>'
+            f'<tr data-net="{i}"><td data-value="{label}">{label}</td>{cells}'
+            f'<td data-value="{name}">{place}</td></tr>'
         )
     return (
         '<section class="wide"><h2>Networks</h2><table><thead><tr>'
         f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></section>"
     )
+
+
+def _percent(share: float | None) -> float | None:
+    """A share in per cent, if there is one."""
+    return None if share is None else 100 * share
+
+
+def _cell(number: float | None) -> str:
+    """A number of the table, or nothing."""
+    if number is None:
+        return '<td data-value=""></td>'
+    return f'<td data-value="{number}">{number:.4g}</td>'
 
 
 def _commands(facts: Facts) -> str:
@@ -112,7 +126,7 @@ def _commands(facts: Facts) -> str:
     if not lines:
         return ""
     return (
-        '<section class="wide"><h2>Commands</h2><p>What was typed to make all this.</p>'
+        '<section class="wide"><h2>Commands</h2><p>What made all this.</p>'
         f"<pre>{escape(chr(10).join(lines))}</pre></section>"
     )
 
