@@ -68,7 +68,10 @@ def grids(facts: Facts) -> list[Grid]:
             by_layers.setdefault(tuple(net.widths), []).append((i, net))
     made = []
     for number, (columns, nets) in enumerate(by_layers.items(), 1):
-        rows = [(net.label, i, [kept / of for kept, of in net.widths.values()]) for i, net in nets]
+        rows = [
+            (net.label.removeprefix(net.prefix), i, [kept / of for kept, of in net.widths.values()])
+            for i, net in nets
+        ]
         several = f" of {nets[0][1].arch}" if len(by_layers) > 1 else ""
         key = "channels" if number == 1 else f"channels-{number}"
         made.append(Grid(key, f"Channels kept{several}, by layer", list(columns), rows))
