@@ -1,7 +1,6 @@
 """Long work as people watch it: a bar that moves, or a line now and then where nothing can move."""
 
 import time
-from types import TracebackType
 from typing import IO
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -34,12 +33,7 @@ class Live:
             self.bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.screen.is_terminal:
             self.bar.stop()
 

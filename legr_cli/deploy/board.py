@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from legr_cli.deploy import core
@@ -83,12 +82,7 @@ class Board:
     def __enter__(self) -> "Board":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def load(self, name: str, data: bytes, input_shape: Sequence[int] | None = None) -> Facts:
