@@ -155,9 +155,9 @@ def _measured(
     """Measure, with something to look at."""
     from legr_cli.commands.live import Live
     from legr_cli.deploy.bench import bench as measure
-    from legr_cli.deploy.board import Board, here, over_ssh
+    from legr_cli.deploy.board import Board, place_for
 
-    place = here() if ssh is None else over_ssh(ssh, python)
+    place = place_for(ssh, python)
     whole = round(len(asked.models) * settings.seconds)
     with Live(100) as live:
         live.show(0, "beginning", [f"on {place.name}"])
@@ -203,7 +203,7 @@ def _write(found: list[dict[str, Any]], out: Path | None, plot: Path | None) -> 
             from legr_cli.report.charts import latency_by_flops
             from legr_cli.report.figures import save_plot
 
-            drawn = latency_by_flops(found, {})
+            drawn = latency_by_flops(found, [])
             if not any(series.dots for series in drawn.series):
                 raise BenchError(
                     "--plot needs FLOPs, which these networks do not tell: export them with legr"

@@ -14,10 +14,8 @@ from legr_cli.commands.typed import typed
 from legr_cli.errors import OutputError, SettingError
 
 if TYPE_CHECKING:
-    from legr_cli.deploy.board import Board
     from legr_cli.files import Staged
     from legr_cli.pruning import Pruned
-    from legr_cli.targets import Target
 
 _TARGET = "The target"
 
@@ -104,6 +102,7 @@ def prune(
     """
     from legr_cli.commands.pruned import shown
     from legr_cli.commands.show import busy
+    from legr_cli.deploy.board import Board, place_for
     from legr_cli.files import staged
     from legr_cli.networks import open_network
     from legr_cli.pruning import carry_out, plans, ranking_for, study
@@ -114,15 +113,16 @@ def prune(
     targets = [
         t for what, texts in wanted for text in texts or [] for t in parse_targets(what, text)
     ]
+    timed = any(target.timed for target in targets)
     size = parse_input(input_shape) if input_shape else None
-    if ssh is not None and not any(target.timed for target in targets):
+    if ssh is not None and not timed:
         raise SettingError("--ssh measures on a board: name the --latency to reach there")
     if batch is not None and not onnx:
         raise SettingError("--batch is that of an .onnx: pass --onnx, too")
     _check_out(out, checkpoint, len(targets))
     with contextlib.ExitStack() as stack:
         now = stack.enter_context(busy("beginning"))
-        board = _board(targets, ssh, python, stack)
+        board = stack.enter_context(Board(place_for(ssh, python))) if timed else None
         cpu = None if board is None else board.device["kernels"]
         settings = Prune(targets=tuple(targets), align=parse_align(align, cpu), min_keep=min_keep)
         now("reading the network")
@@ -147,17 +147,6 @@ def prune(
                 now(f"{len(rows)} of {len(decided)} networks are cut")
                 del pruned  # its memory is wanted for the next one
     shown(known, settings, learned, rows, as_json)
-
-
-def _board(
-    targets: "list[Target]", ssh: str | None, python: str, stack: contextlib.ExitStack
-) -> "Board | None":
-    """What measures, if there is a target that wants it."""
-    from legr_cli.deploy.board import Board, here, over_ssh
-
-    if not any(target.timed for target in targets):
-        return None
-    return stack.enter_context(Board(here() if ssh is None else over_ssh(ssh, python)))
 
 
 def _check_out(out: Path, checkpoint: str, targets: int) -> None:

@@ -127,7 +127,7 @@ def bench(
         facts = board.load(names[model], data, shape)
         if need_flops and not facts["flops"]:
             raise BenchError(f"--plot needs the FLOPs of {names[model]}: export it with legr")
-    found = board.measure(list(names.values()), settings.seconds, 0, watch)
+    found = board.measure(list(names.values()), settings.seconds, watch)
     against = names[asked.models[0]]
     whole = core.result(board.device, found, against, asdict(settings))
     for row, model in zip(whole["models"], names, strict=True):
@@ -175,13 +175,21 @@ def _file_names(names: Sequence[str]) -> list[str]:
 
 
 def read_bench(path: Path) -> Facts:
-    """A bench.json, every value that is shown checked: it may come from another machine."""
+    """A bench.json."""
     try:
-        data = _plain(json.loads(path.read_bytes()))
+        return checked(path, json.loads(path.read_bytes()))
     except FileNotFoundError:
         raise BenchError(f"{path} does not exist") from None
     except (OSError, ValueError, RecursionError) as error:
         raise BenchError(f"{path} is no readable JSON: {first_line(error)}") from error
+
+
+def checked(path: Path, raw: Any) -> Facts:
+    """What a bench.json holds, every value that is shown checked: it may come from anywhere."""
+    try:
+        data = _plain(raw)
+    except (ValueError, RecursionError) as error:
+        raise BenchError(f"{path} is damaged: {first_line(error)}") from error
     if not isinstance(data, dict) or data.get("format") != core.FORMAT:
         raise BenchError(f'{path} is no measurement: it has no "format": "{core.FORMAT}"')
     if data.get("version") != core.VERSION:

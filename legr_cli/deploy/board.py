@@ -51,6 +51,11 @@ def over_ssh(host: str, python: str = "python3") -> Place:
     return Place((*_SSH, host, f"{python} -c {shlex.quote(_BEGIN)} --serve"), host, ssh=True)
 
 
+def place_for(host: str | None, python: str) -> Place:
+    """The machine of `--ssh`, or this one."""
+    return here() if host is None else over_ssh(host, python)
+
+
 class Board:
     """A measuring core that is running somewhere, and the networks it holds."""
 
@@ -103,11 +108,12 @@ class Board:
         self,
         names: Sequence[str],
         seconds: float,
-        against: int = 0,
         watch: Callable[[float], None] = lambda _: None,
     ) -> Facts:
-        """Time networks in turns; after Ctrl-C what there is by then, noted as `stopped`."""
-        request = {"do": "measure", "names": list(names), "seconds": seconds, "against": against}
+        """Time networks in turns, with ratios to the first; after Ctrl-C what there is by then,
+        noted as `stopped`.
+        """
+        request = {"do": "measure", "names": list(names), "seconds": seconds}
         self._send(json.dumps(request).encode() + b"\n")
         try:
             found = self._await("measured", watch)

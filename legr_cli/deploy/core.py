@@ -418,12 +418,11 @@ def _memory() -> int | None:
 def measure(
     nets: Sequence[Net],
     seconds: float,
-    against: int = 0,
     pinned: Sequence[int] = (),
     stopped: Callable[[], bool] = lambda: False,
     tell: Callable[[float], None] = lambda _: None,
 ) -> Facts:
-    """Let the networks take turns for so many seconds each; what every one of them took."""
+    """Let the networks take turns for so many seconds each; ratios are to the first of them."""
     core = pinned[0] if pinned else 0
     before = temperature_c()
     for net in nets:
@@ -446,7 +445,7 @@ def measure(
         tell(min(1.0, spent, len(rounds) / ROUNDS))
     if not rounds:
         raise Trouble("stopped before anything was measured")
-    models = [_summary(net, rounds, i, against) for i, net in enumerate(nets)]
+    models = [_summary(net, rounds, i, 0) for i, net in enumerate(nets)]
     heat: Facts = {
         "temperature_c": [before, temperature_c()],
         "clock_mhz": [min(clocks), max(clocks)] if clocks else None,
@@ -555,7 +554,6 @@ def serve(source: Any, say: Callable[[Facts], None]) -> None:
                         "measured": measure(
                             chosen,
                             request["seconds"],
-                            request["against"],
                             pinned,
                             lambda: not requests.empty(),
                             lambda done: say({"progress": done}),
@@ -592,9 +590,8 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     say = _speaker()
-    warnings.filterwarnings(
-        "ignore", ".*smallest subnormal.*"
-    )  # numpy misses what is taken as zero
+    # numpy misses the denormals that are taken as zero
+    warnings.filterwarnings("ignore", ".*smallest subnormal.*")
     try:
         import numpy  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -631,7 +628,7 @@ def _alone(args: Any) -> Facts:
         with open(name, "rb") as file:
             shown = base if short.count(base) == 1 else name
             nets.append(load(shown, file.read(), shape, args.threads))
-    found = measure(nets, args.seconds, 0, pinned)
+    found = measure(nets, args.seconds, pinned)
     settings = {"threads": args.threads, "seconds": args.seconds}
     return result(machine(pinned), found, nets[0].name, settings)
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from legr_cli.deploy.bench import fitted_slope, points
-from legr_cli.report.collect import Facts, Line, Net, Search, device_of
+from legr_cli.report.collect import Facts, Line, Net, Search, device_of, row_of
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,7 @@ class Grid:
 def plots(facts: Facts) -> list[Plot]:
     """All pictures that there are facts for."""
     made = [_accuracy_by_flops(facts.nets), *_accuracy_by_latency(facts)]
-    made.append(
-        latency_by_flops(facts.benches, {net.file.name: i for i, net in enumerate(facts.nets)})
-    )
+    made.append(latency_by_flops(facts.benches, facts.nets))
     for search in facts.searches:
         made += [_progress(search), *_rows(search)]
     return [plot for plot in made if any(series.dots for series in plot.series)]
@@ -68,10 +66,7 @@ def grids(facts: Facts) -> list[Grid]:
             by_layers.setdefault(tuple(net.widths), []).append((i, net))
     made = []
     for number, (columns, nets) in enumerate(by_layers.items(), 1):
-        rows = [
-            (net.label.removeprefix(net.prefix), i, [kept / of for kept, of in net.widths.values()])
-            for i, net in nets
-        ]
+        rows = [(net.short, i, [kept / of for kept, of in net.widths.values()]) for i, net in nets]
         several = f" of {nets[0][1].arch}" if len(by_layers) > 1 else ""
         key = "channels" if number == 1 else f"channels-{number}"
         made.append(Grid(key, f"Channels kept{several}, by layer", list(columns), rows))
@@ -130,13 +125,12 @@ def _accuracy_by_latency(facts: Facts) -> list[Plot]:
     return made
 
 
-def latency_by_flops(benches: list[Line], numbers: dict[str, int]) -> Plot:
-    """Latency against FLOPs with its line, a series a device (the paper's figure 8).
-
-    `numbers` has the rows of networks in the table, by the name of their file.
-    """
+def latency_by_flops(benches: list[Line], nets: list[Net]) -> Plot:
+    """Latency against FLOPs with its line, a series a device (the paper's figure 8)."""
     series, slopes = [], []
     for bench in benches:
+        rows = [(row_of(net, bench), i) for i, net in enumerate(nets)]
+        numbers = {row["name"]: i for row, i in reversed(rows) if row is not None}
         shown = list(points(bench).values())
         dots = [Dot(100 * p.flops, 100 * p.latency, p.name, numbers.get(p.name)) for p in shown]
         name = device_of(bench) + (f", {bench['against']}" if len(benches) > 1 else "")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from legr_cli.deploy import core
-from legr_cli.deploy.bench import read_bench
+from legr_cli.deploy.bench import checked
 from legr_cli.errors import LegrError, ReportError, first_line
 from legr_cli.networks import Card, read_card
 from legr_cli.ranking import FORMAT as RANKING
@@ -34,11 +34,11 @@ class Net:
     flops: int | None
     dense_flops: int | None
     params: int | None
-    accuracy: float | None  # on the test images
-    before: float | None  # on the validation images, before it was tuned
-    widths: dict[str, tuple[int, int]]  # by layer: channels kept, and of how many
-    commands: list[str]
-    made_with: dict[str, str]
+    accuracy: float | None = None  # on the test images
+    before: float | None = None  # on the validation images, before it was tuned
+    widths: dict[str, tuple[int, int]] = field(default_factory=dict)  # channels kept, of how many
+    commands: list[str] = field(default_factory=list)
+    made_with: dict[str, str] = field(default_factory=dict)
     target: float | None = None  # the share of FLOPs that was asked for
     prefix: str = ""  # its architecture, where there are several
     latencies: list[Latency] = field(default_factory=list)
@@ -49,10 +49,15 @@ class Net:
         return self.flops / self.dense_flops if self.flops and self.dense_flops else None
 
     @property
-    def label(self) -> str:
-        """`legr 40 %`, for legends and rows."""
+    def short(self) -> str:
+        """`legr 40%`, among networks of one architecture."""
         share = None if self.method == "dense" else self.target or self.share
-        return self.prefix + self.method + ("" if share is None else f" {share:.0%}")
+        return self.method + ("" if share is None else f" {share:.0%}")
+
+    @property
+    def label(self) -> str:
+        """The same, with the architecture where there are several."""
+        return self.prefix + self.short
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ def _dense(nets: list[Net], benches: list[Line]) -> list[Net]:
         arch, flops = str(row.get("arch")), row.get("flops")
         if flops and (arch, flops) not in known:
             file = Path(row.get("file", row["name"]))
-            net = Net(file, "dense", arch, flops, flops, row.get("params"), None, None, {}, [], {})
+            net = Net(file, "dense", arch, flops, flops, row.get("params"))
             found.setdefault((arch, flops), net)
     return [_timed(net, benches) for net in found.values()]
 
@@ -138,14 +143,14 @@ def _read_json(path: Path, benches: list[Line], searches: list[Search], asked: b
         raise ReportError(f"{path} is no readable JSON: {first_line(error)}") from error
     kind = data.get("format") if isinstance(data, dict) else None
     if kind == core.FORMAT:
-        benches.append(read_bench(path))
+        benches.append(checked(path, data))
     elif kind == RANKING:
-        searches.append(Search(path, _checked(path, data), _candidates(path, data)))
+        searches.append(Search(path, _with_rows(path, data), _candidates(path, data)))
     elif asked:
         raise ReportError(f"{path} is no ranking and no measurement of legr's")
 
 
-def _checked(path: Path, data: Line) -> Line:
+def _with_rows(path: Path, data: Line) -> Line:
     """A ranking whose rows can be drawn."""
     rows = data.get("layers")
     numbers = ("alpha", "kappa")
@@ -216,15 +221,20 @@ def _share(value: Any) -> float | None:
 
 
 def _timed(net: Net, benches: list[Line]) -> Net:
-    """With what it took; where only its tuned or untuned twin was timed, that network's."""
-    own, cost = net.file.resolve(), (net.arch, net.flops)
+    """With what it took on each device."""
     for bench in benches:
-        rows = bench["models"]
-        same = [row for row in rows if "file" in row and Path(row["file"]).resolve() == own]
-        twin = [row for row in rows if net.flops and (row.get("arch"), row.get("flops")) == cost]
-        for row in (same or twin)[:1]:
+        row = row_of(net, bench)
+        if row is not None:
             net.latencies.append(Latency(device_of(bench), row["median_ms"], row["ratio"]))
     return net
+
+
+def row_of(net: Net, bench: Line) -> Line | None:
+    """A network's row in a measurement, or that of its tuned or untuned twin."""
+    own, cost, rows = net.file.resolve(), (net.arch, net.flops), bench["models"]
+    same = [row for row in rows if "file" in row and Path(row["file"]).resolve() == own]
+    twin = [row for row in rows if net.flops and (row.get("arch"), row.get("flops")) == cost]
+    return next(iter(same or twin), None)
 
 
 def device_of(bench: Line) -> str:
