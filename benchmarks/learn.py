@@ -44,7 +44,8 @@ def run(session: Session) -> list[tuple[float, dict]]:
         journal(Path(folder, "h.jsonl"), HISTORY, session.header(), resume=False) as book,
     ):
         crew = session.crew()
-        search(session.known, session.settings, crew, book, note, print)
+        way = session.way(session.known, session.settings)
+        search(session.known, session.settings, way, crew, book, note, print)
         crew.dismiss()
     return moments
 

@@ -19,6 +19,7 @@ from legr_cli.settings import option
 
 VERSION = 1
 _WORDS = {  # what must be the same when work goes on, as the user knows it
+    "method": "the method",
     "arch": "--arch",
     "weights_sha256": "the checkpoint's weights",
     "teacher_sha256": "the teacher's weights",

@@ -1,9 +1,12 @@
-"""The ranking: (α, κ) for each layer, the importance that follows, and ranking.json."""
+"""The ranking: (α, κ) for each layer, the importance that follows, and ranking.json.
 
-import dataclasses
+Methods of the prior art that score every filter by itself have a list of scores in their rows
+instead; such a ranking is read, cut and written like any other.
+"""
+
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,18 @@ LARGEST = 1e30  # of α and κ, so that no sum of importances overflows
 
 @dataclass(frozen=True)
 class Row:
-    """A layer's scale α and shift κ."""
+    """A layer's scale α and shift κ; or a score for each of its filters, which rules alone."""
 
     name: str
     filters: int
     alpha: float = 1.0
     kappa: float = 0.0
+    scores: tuple[float, ...] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As ranking.json has it."""
+        own = ("alpha", "kappa") if self.scores is None else ("scores",)
+        return {key: getattr(self, key) for key in ("name", "filters", *own)}
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class Ranking:
     """One row for each layer that has filters to rank, and all that is known of its making."""
 
     rows: tuple[Row, ...]
-    method: str = "legr"  # "norm": α = 1, κ = 0; "uniform": the same share of every group
+    method: str = "legr"  # "norm": α = 1, κ = 0; "uniform": the same share of every group; …
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -79,13 +88,33 @@ def identity(known: Filters) -> Ranking:
     return Ranking(rows, method="norm")
 
 
+def affine(known: Filters, genes: dict[str, np.ndarray]) -> Ranking:
+    """A learned ranking: these α and κ, a number for each layer."""
+    rows = zip(identity(known).rows, genes["alpha"].tolist(), genes["kappa"].tolist(), strict=True)
+    return Ranking(tuple(replace(row, alpha=a, kappa=k) for row, a, k in rows))
+
+
+def scored(known: Filters, scores: np.ndarray, method: str) -> Ranking:
+    """A ranking by a score for each unit, which all of its filters have."""
+    each = scores[known.unit]
+    rows = (
+        replace(row, scores=tuple(each[known.layer == i].tolist()))
+        for i, row in enumerate(identity(known).rows)
+    )
+    return Ranking(tuple(rows), method)
+
+
 def spread(known: Filters) -> np.ndarray:
     """By layer, the standard deviation of its filters' squared norms."""
     return np.array([known.norm2[known.layer == i].std() for i in range(len(known.names))])
 
 
 def importance(known: Filters, ranking: Ranking) -> np.ndarray:
-    """Of each unit: Σ over its filters of α·‖Θᵢ‖₂² + κ (paper, eq. 1)."""
+    """Of each unit: Σ over its filters of α·‖Θᵢ‖₂² + κ (paper, eq. 1), or its best score."""
+    if any(row.scores is not None for row in ranking.rows):
+        best = np.full(known.units, -np.inf)
+        np.maximum.at(best, known.unit, np.concatenate([row.scores or () for row in ranking.rows]))
+        return best
     alpha = np.array([row.alpha for row in ranking.rows])
     kappa = np.array([row.kappa for row in ranking.rows])
     score = alpha[known.layer] * known.norm2 + kappa[known.layer]
@@ -94,8 +123,9 @@ def importance(known: Filters, ranking: Ranking) -> np.ndarray:
 
 def write_ranking(ranking: Ranking, temporary: Path) -> None:
     """Write ranking.json to a file that takes its place when complete."""
-    layers = [dataclasses.asdict(row) for row in ranking.rows]
-    data = {"format": FORMAT, "version": VERSION, **ranking.notes, "layers": layers}
+    layers = [row.plain() for row in ranking.rows]
+    about = {"format": FORMAT, "version": VERSION, "method": ranking.method}
+    data = {**about, **ranking.notes, "layers": layers}
     temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -122,26 +152,34 @@ def read_ranking(path: Path, known: Filters) -> Ranking:
         if row.name in rows:
             raise RankingError(f"{path} has two rows for layer '{row.name}'")
         rows[row.name] = row
+    if len({row.scores is None for row in rows.values()}) > 1:
+        raise RankingError(f"{path}: some rows have scores, others alpha and kappa")
     notes = {key: value for key, value in data.items() if key != "layers"}
     notes["file_sha256"] = hashlib.sha256(raw).hexdigest()
-    return Ranking(_matched(path, rows, identity(known), notes.get("arch")), notes=notes)
+    matched = _matched(path, rows, identity(known), notes.get("arch"))
+    return Ranking(matched, str(notes.get("method", "legr")), notes)
 
 
 def _row(path: Path, entry: Any) -> Row:
     """One entry of "layers", checked."""
     try:
-        name, count = entry["name"], entry["filters"]
-        alpha, kappa = entry["alpha"], entry["kappa"]
-    except (TypeError, KeyError):
+        name, count, scores = entry["name"], entry["filters"], entry.get("scores")
+        numbers = [entry["alpha"], entry["kappa"]] if scores is None else list(scores)
+    except (TypeError, KeyError, AttributeError):
         raise RankingError(f"{path}: a row needs name, filters, alpha and kappa: {entry}") from None
-    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (alpha, kappa))
-    if not isinstance(name, str) or not isinstance(count, int) or not numbers:
+    plain = all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers)
+    if not isinstance(name, str) or not isinstance(count, int) or not plain:
         raise RankingError(f"{path}: a row has values of the wrong type: {entry}")
-    if not (abs(alpha) <= LARGEST and abs(kappa) <= LARGEST):
+    if not all(abs(x) <= LARGEST for x in numbers):
+        what = "alpha or kappa" if scores is None else "a score"
         raise RankingError(
-            f"{path}: layer '{name}' has alpha or kappa that is not finite or over {LARGEST:g}"
+            f"{path}: layer '{name}' has {what} that is not finite or over {LARGEST:g}"
         )
-    return Row(name, count, float(alpha), float(kappa))
+    if scores is None:
+        return Row(name, count, float(numbers[0]), float(numbers[1]))
+    if len(scores) != count:
+        raise RankingError(f"{path}: layer '{name}' has {len(scores)} scores for {count} filters")
+    return Row(name, count, scores=tuple(map(float, scores)))
 
 
 def _matched(path: Path, rows: dict[str, Row], wanted: Ranking, arch: Any) -> tuple[Row, ...]:

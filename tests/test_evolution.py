@@ -18,8 +18,8 @@ SPREAD = np.linspace(0.5, 3.0, LAYERS)
 def planted(candidate: Candidate) -> Fitness:
     """Best at one place in α (a half or twice) and κ (a spread up or down), known to nobody."""
     sign = np.where(np.arange(LAYERS) % 2, 1.0, -1.0)
-    alpha = np.log(candidate.alpha) - sign * math.log(2)
-    kappa = candidate.kappa / SPREAD + sign
+    alpha = np.log(candidate.genes["alpha"]) - sign * math.log(2)
+    kappa = candidate.genes["kappa"] / SPREAD + sign
     distance = float(np.sqrt((alpha**2 + kappa**2).sum()))
     return Fitness(1 / (1 + distance), -distance)
 
@@ -42,39 +42,39 @@ def test_the_seed_decides() -> None:
     one, two = run(Search(candidates=90))[1], run(Search(candidates=90))[1]
     other = run(Search(candidates=90, seed=1))[1]
     for a, b in zip(one, two, strict=True):
-        assert np.array_equal(a.alpha, b.alpha)
-        assert np.array_equal(a.kappa, b.kappa)
-    assert not np.array_equal(one[1].alpha, other[1].alpha)
+        assert np.array_equal(a.genes["alpha"], b.genes["alpha"])
+        assert np.array_equal(a.genes["kappa"], b.genes["kappa"])
+    assert not np.array_equal(one[1].genes["alpha"], other[1].genes["alpha"])
 
 
 def test_first_is_the_identity_then_a_tenth_of_the_layers_changes() -> None:
     _, asked = run(Search())
-    assert np.array_equal(asked[0].alpha, np.ones(LAYERS))
-    assert np.array_equal(asked[0].kappa, np.zeros(LAYERS))
+    assert np.array_equal(asked[0].genes["alpha"], np.ones(LAYERS))
+    assert np.array_equal(asked[0].genes["kappa"], np.zeros(LAYERS))
     origin = asked[0]
     for candidate in asked[1:]:
         parent = origin if candidate.parent is None else asked[candidate.parent]
-        assert np.count_nonzero(candidate.alpha != parent.alpha) == 2  # round(0.1 × 23)
-        assert np.count_nonzero(candidate.kappa != parent.kappa) == 2
+        for name in ("alpha", "kappa"):  # round(0.1 × 23)
+            assert np.count_nonzero(candidate.genes[name] != parent.genes[name]) == 2
     assert all(c.parent is None for c in asked[:16])
     assert all(c.parent is not None for c in asked[16:])
 
 
 def test_every_layer_changes_over_400_candidates() -> None:
     _, asked = run(Search())
-    touched = sum((c.alpha != 1) & (c.kappa != 0) for c in asked)
+    touched = sum((c.genes["alpha"] != 1) & (c.genes["kappa"] != 0) for c in asked)
     assert (touched > 0).all()
 
 
 def test_at_least_one_layer_changes() -> None:
     _, asked = run(Search(mutate=0.001, candidates=20, population=8, sample=4))
-    assert all(np.count_nonzero(c.alpha != 1) >= 1 for c in asked[1:])
+    assert all(np.count_nonzero(c.genes["alpha"] != 1) >= 1 for c in asked[1:])
 
 
 def test_no_two_random_candidates_are_equal() -> None:
     _, asked = run(Search(start="random", candidates=64))
-    assert len({c.alpha.tobytes() + c.kappa.tobytes() for c in asked}) == 64
-    assert all((c.alpha != 1).all() for c in asked[1:])
+    assert len({c.genes["alpha"].tobytes() + c.genes["kappa"].tobytes() for c in asked}) == 64
+    assert all((c.genes["alpha"] != 1).all() for c in asked[1:])
 
 
 def test_parent_is_the_fittest_of_a_sample_and_the_oldest_goes() -> None:
@@ -101,8 +101,8 @@ def test_steps_shrink_in_a_straight_line() -> None:
 def test_sizes_of_a_change() -> None:
     settings = Search(candidates=3000, population=3000, sigma=0.5, sigma_end=0.5, start="random")
     _, asked = run(settings)
-    logs = np.log(np.array([c.alpha for c in asked[1:]]))
-    kappas = np.array([c.kappa for c in asked[1:]])
+    logs = np.log(np.array([c.genes["alpha"] for c in asked[1:]]))
+    kappas = np.array([c.genes["kappa"] for c in asked[1:]])
     assert logs.mean() == pytest.approx(0, abs=0.02)
     assert logs.std() == pytest.approx(0.5, rel=0.03)
     assert kappas.std(0) == pytest.approx(0.5 * SPREAD, rel=0.06)

@@ -23,7 +23,7 @@ from legr_cli.pruning import Study, study
 from legr_cli.search.crew import Crew, InProcess
 from legr_cli.search.fitness import Outcome
 from legr_cli.search.history import HISTORY
-from legr_cli.search.learn import Found, search
+from legr_cli.search.learn import Found, evolving, search
 from legr_cli.settings import Search
 
 SETTINGS = Search(flops=0.5, candidates=60, population=16, sample=4, mutate=0.3)
@@ -59,7 +59,13 @@ def crew(call: Callable[[Channels], Outcome] = reach, pool: Executor | None = No
 def run(known: Study, path: Path, workers: Crew, settings: Search = SETTINGS, **kw) -> Found:
     with journal(path, HISTORY, HEADER, kw.get("resume", False)) as book:
         return search(
-            known, settings, workers, book, kw.get("watch", lambda _: None), lambda _: None
+            known,
+            settings,
+            evolving(known, settings),
+            workers,
+            book,
+            kw.get("watch", lambda _: None),
+            lambda _: None,
         )
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from legr_cli.channels.layers import layer_at
+from legr_cli.channels.flow import Layer
+from legr_cli.channels.gates import Gated, shut
 from legr_cli.channels.trace import evaluating
 from legr_cli.channels.twins import tensors
 from legr_cli.channels.units import Kept, Units
@@ -16,26 +17,13 @@ def silenced(
     units: Units, kept: Kept, images: torch.Tensor, traced: fx.GraphModule | None = None
 ) -> Any:
     """dense(x) with the removed channels set to zero where layers read them."""
-    flow = units.flow
-    traced = traced or flow.traced
+    traced = traced or units.flow.traced
 
-    class Silencer(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            layer = layer_at(flow, n)
-            if layer is None:
-                return super().run_node(n)
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            x = args[0] if args else kwargs["input"]
-            dim = x.ndim - 1 if layer.kind == "linear" else 1
-            stays = torch.from_numpy(units.keeps(kept, layer.into)).to(x.device)
-            view = [-1 if d == dim else 1 for d in range(x.ndim)]
-            x = torch.where(stays.reshape(view), x, x.new_zeros(()))
-            if args:
-                return getattr(self, n.op)(n.target, (x, *args[1:]), kwargs)
-            return getattr(self, n.op)(n.target, args, {**kwargs, "input": x})
+    def gate(layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        return shut(layer, x, torch.from_numpy(units.keeps(kept, layer.into)).to(x.device))
 
     with evaluating(traced):
-        return Silencer(traced).run(images)
+        return Gated(traced, units.flow, gate).run(images)
 
 
 def disagreement(units: Units, kept: Kept, smaller: nn.Module, exact: bool = False) -> float:

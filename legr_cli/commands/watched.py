@@ -53,7 +53,8 @@ def watched_search(
                 )
 
         try:
-            found = search(session.known, session.settings, crew, book, watch, live.say)
+            way = session.way(session.known, session.settings)
+            found = search(session.known, session.settings, way, crew, book, watch, live.say)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"stopped after {len(book.lines)} of {total} candidates; go on with: {go_on()}"

@@ -1,7 +1,7 @@
 """Regularised evolution of (α, κ) rows: Algorithm 1 of the paper. No torch inside.
 
-A search asks for candidates and tells how fit they were, in order of their numbers; what is asked
-depends on the random generator and on what was told so far, and on nothing else.
+A search asks an `Explorer` for candidates and tells how fit they were, in order of their numbers;
+what is asked depends on the random generator and on what was told so far, and on nothing else.
 """
 
 from collections import deque
@@ -15,14 +15,16 @@ from legr_cli.settings import Search
 DRAWS = 20  # of one candidate, until it is new
 
 
+Genes = dict[str, np.ndarray]  # by name, such as alpha and kappa: a number for each layer
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """One row of α and κ for each layer, and where they came from."""
+    """What is tried, and where it came from."""
 
     number: int
-    alpha: np.ndarray
-    kappa: np.ndarray
-    parent: int | None = None  # None: the identity, or drawn at random
+    genes: Genes
+    parent: int | None = None  # None: the identity, or not made from one candidate
 
 
 @dataclass(frozen=True, order=True)
@@ -33,14 +35,11 @@ class Fitness:
     minus_loss: float
 
 
-class Evolution:
-    """A pool of the latest candidates; the fittest of a sample is mutated, the oldest goes."""
+class Explorer:
+    """Proposes candidates and remembers the best; how they are drawn is its children's matter."""
 
-    def __init__(self, spread: np.ndarray, settings: Search, rng: np.random.Generator) -> None:
-        self.spread = spread  # by layer, the deviation of its filters' squared norms
-        self.settings, self.rng = settings, rng
+    def __init__(self) -> None:
         self.asked = 0
-        self.pool: deque[tuple[Candidate, Fitness]] = deque(maxlen=settings.population)
         self.best: tuple[Candidate, Fitness] | None = None
 
     def ask(self, is_new: Callable[[Candidate], bool] = lambda _: True) -> Candidate:
@@ -53,10 +52,34 @@ class Evolution:
                 break
         return candidate
 
+    def tell(self, candidate: Candidate, fitness: Fitness) -> None:
+        """Hear how fit a candidate was."""
+        if self.best is None or fitness > self.best[1]:
+            self.best = candidate, fitness
+
+    def _draw(self, number: int) -> Candidate:
+        """A candidate."""
+        raise NotImplementedError
+
+
+class Evolution(Explorer):
+    """A pool of the latest candidates; the fittest of a sample is mutated, the oldest goes."""
+
+    def __init__(self, spread: np.ndarray, settings: Search, rng: np.random.Generator) -> None:
+        super().__init__()
+        self.spread = spread  # by layer, the deviation of its filters' squared norms
+        self.settings, self.rng = settings, rng
+        self.pool: deque[tuple[Candidate, Fitness]] = deque(maxlen=settings.population)
+
+    def tell(self, candidate: Candidate, fitness: Fitness) -> None:
+        """Take a candidate into the pool; the oldest makes room."""
+        super().tell(candidate, fitness)
+        self.pool.append((candidate, fitness))
+
     def _draw(self, number: int) -> Candidate:
         """A candidate; the first is the identity, so that no search ends below it."""
         ones, zeros = np.ones(len(self.spread)), np.zeros(len(self.spread))
-        origin = Candidate(number, ones, zeros)
+        origin = Candidate(number, {"alpha": ones, "kappa": zeros})
         if number == 0:
             return origin
         everywhere = np.arange(len(self.spread))
@@ -71,12 +94,6 @@ class Evolution:
         layers = self.rng.choice(everywhere, count, replace=False)
         return self._mutated(parent, number, np.sort(layers), known)
 
-    def tell(self, candidate: Candidate, fitness: Fitness) -> None:
-        """Take a candidate into the pool; the oldest makes room."""
-        self.pool.append((candidate, fitness))
-        if self.best is None or fitness > self.best[1]:
-            self.best = candidate, fitness
-
     def step(self, number: int) -> float:
         """The size of the random walk: from `sigma` in a straight line to `sigma_end`."""
         done = number / max(1, self.settings.candidates - 1)
@@ -86,8 +103,8 @@ class Evolution:
         self, parent: Candidate, number: int, layers: np.ndarray, known: int | None
     ) -> Candidate:
         """α × exp(N(0, σ²)) and κ + σ·N(0, spread²) at these layers."""
-        alpha, kappa = parent.alpha.copy(), parent.kappa.copy()
+        alpha, kappa = parent.genes["alpha"].copy(), parent.genes["kappa"].copy()
         sigma = self.step(number)
         alpha[layers] *= np.exp(sigma * self.rng.standard_normal(len(layers)))
         kappa[layers] += sigma * self.spread[layers] * self.rng.standard_normal(len(layers))
-        return Candidate(number, alpha, kappa, known)
+        return Candidate(number, {"alpha": alpha, "kappa": kappa}, known)

@@ -1,15 +1,17 @@
-"""The search: candidates from evolution, tried by a crew, each in the journal as it finishes.
+"""The search: candidates from an explorer, tried by a crew, each in the journal as it finishes.
 
 Candidate e is asked for when the outcomes of all candidates up to e − W are told, never earlier and
 never later, so a search depends on its seed and on W, not on who finishes first.
 """
 
+import functools
 import hashlib
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,14 +22,30 @@ from legr_cli.errors import BudgetError, LegrError, SearchError, first_line
 from legr_cli.journal import Journal, Line
 from legr_cli.networks import kept_channels
 from legr_cli.pruning import Study, plans
-from legr_cli.ranking import Ranking, identity, spread
+from legr_cli.ranking import Ranking, affine, spread
 from legr_cli.search.crew import Crew, is_given_up, is_loss
-from legr_cli.search.evolution import Candidate, Evolution, Fitness
+from legr_cli.search.evolution import Candidate, Evolution, Explorer, Fitness, Genes
 from legr_cli.search.fitness import Outcome
 from legr_cli.settings import Search
 from legr_cli.training.loop import number
 
 RETRIES = 3  # of one candidate whose worker died
+
+
+
+@dataclass(frozen=True)
+class Way:
+    """How candidates are found, and what their numbers mean for the cut."""
+
+    explorer: Explorer
+    express: Callable[[Genes], Ranking]
+
+
+def evolving(known: Study, settings: Search) -> Way:
+    """LeGR: evolution of α and κ."""
+    rng = np.random.default_rng(settings.seed)
+    explorer = Evolution(spread(known.filters), settings, rng)
+    return Way(explorer, functools.partial(affine, known.filters))
 
 
 @dataclass(frozen=True)
@@ -69,20 +87,21 @@ class Found:
 
     ranking: Ranking
     best: Line
-    first: Line  # α = 1, κ = 0
+    first: Line  # for evolution: α = 1, κ = 0
     cached: int
 
 
 def search(
     known: Study,
     settings: Search,
+    way: Way,
     crew: Crew,
     journal: Journal,
     watch: Callable[[Progress], None],
     say: Callable[[str], None],
 ) -> Found:
     """Run a search to its end, from wherever the journal stands."""
-    run = _Run(known, settings, crew, journal, say)
+    run = _Run(known, settings, way, crew, journal, say)
     recorded = len(journal.lines)
     waiting: deque[Trial] = deque()
     for _ in range(settings.candidates + settings.workers):
@@ -92,8 +111,9 @@ def search(
             watch(Progress(done, min(recorded, done), run.cached, line, run.best))
         if not run.all_asked:
             waiting.append(run.begin())
-    assert run.evolution.best is not None
-    return Found(run.ranking(run.evolution.best[0]), run.best, journal.lines[0], run.cached)
+    assert way.explorer.best is not None
+    ranking = way.express(way.explorer.best[0].genes)
+    return Found(ranking, run.best, journal.lines[0], run.cached)
 
 
 class _Run:
@@ -103,40 +123,33 @@ class _Run:
         self,
         known: Study,
         settings: Search,
+        way: Way,
         crew: Crew,
         journal: Journal,
         say: Callable[[str], None],
     ) -> None:
         self.known, self.settings = known, settings
+        self.explorer, self.express = way.explorer, way.express
         self.crew, self.journal, self.say = crew, journal, say
-        rng = np.random.default_rng(settings.seed)
-        self.evolution = Evolution(spread(known.filters), settings, rng)
-        self.layers = identity(known.filters)
+        self.thought = 0.0  # seconds of the explorer since the last line
         self.seen: dict[str, Trial] = {}
         self.cached = 0
 
     @property
     def all_asked(self) -> bool:
         """Whether there is no candidate left to begin."""
-        return self.evolution.asked == self.settings.candidates
+        return self.explorer.asked == self.settings.candidates
 
     @property
     def best(self) -> Line:
         """The line of the best candidate so far."""
-        assert self.evolution.best is not None
-        return self.journal.lines[self.evolution.best[0].number]
-
-    def ranking(self, candidate: Candidate) -> Ranking:
-        """The rows of a candidate."""
-        rows = zip(
-            self.layers.rows, candidate.alpha.tolist(), candidate.kappa.tolist(), strict=True
-        )
-        return Ranking(tuple(replace(row, alpha=a, kappa=k) for row, a, k in rows))
+        assert self.explorer.best is not None
+        return self.journal.lines[self.explorer.best[0].number]
 
     def plan(self, candidate: Candidate) -> Plan | None:
         """The channels that a candidate keeps."""
         try:
-            [kept] = plans(self.known, self.ranking(candidate), self.settings.cut)
+            [kept] = plans(self.known, self.express(candidate.genes), self.settings.cut)
         except BudgetError:
             if candidate.number == 0:
                 raise  # nor will another reach it
@@ -155,12 +168,14 @@ class _Run:
             plan = self.plan(drawn)
             return plan is not None and plan.key not in self.seen
 
-        candidate = self.evolution.ask(is_new)
+        begun = time.perf_counter()
+        candidate = self.explorer.ask(is_new)
+        self.thought += time.perf_counter() - begun
         trial = Trial(candidate, plan)
         line = self.journal.lines.get(candidate.number)
         if line is not None:
             self._compare(trial, line)
-            trial.line = line
+            trial.line, self.thought = line, 0.0
         elif trial.plan is None:
             self._record(trial, None)
         elif trial.plan.key in self.seen:
@@ -182,7 +197,9 @@ class _Run:
         line = first.line
         self.cached += line["cached"]
         fitness = Fitness(line["accuracy"], -math.inf if line["loss"] is None else -line["loss"])
-        self.evolution.tell(first.candidate, fitness)
+        begun = time.perf_counter()
+        self.explorer.tell(first.candidate, fitness)
+        self.thought += time.perf_counter() - begun
         return line
 
     def _collect(self, trial: Trial) -> None:
@@ -233,7 +250,8 @@ class _Run:
 
     def _compare(self, trial: Trial, line: Line) -> None:
         """A recorded candidate must be the one that the seed gives."""
-        if [line.get("alpha"), line.get("kappa")] != _rows(trial.candidate):
+        genes = _plain(trial.candidate.genes)
+        if {name: line.get(name) for name in genes} != genes:
             raise SearchError(
                 f"the history's candidate {trial.candidate.number} is not what its seed gives: it "
                 "was written with other versions or changed since; begin anew with --force"
@@ -248,7 +266,6 @@ class _Run:
                 values[part] = round(getattr(outcome, part), 4)
         elif outcome is not None:
             values = {"accuracy": outcome["accuracy"], "loss": outcome["loss"]}
-        alpha, kappa = _rows(trial.candidate)
         trial.line = {
             "candidate": trial.candidate.number,
             "parent": trial.candidate.parent,
@@ -256,12 +273,13 @@ class _Run:
             "flops": None if trial.plan is None else trial.plan.flops,
             "cached": not isinstance(outcome, Outcome) and outcome is not None,
             "plan": None if trial.plan is None else trial.plan.key,
-            "alpha": alpha,
-            "kappa": kappa,
+            "think_seconds": round(self.thought, 4),
+            **_plain(trial.candidate.genes),
         }
+        self.thought = 0.0
         self.journal.add(trial.line)
 
 
-def _rows(candidate: Candidate) -> list[list[float]]:
-    """α and κ as the journal has them."""
-    return [candidate.alpha.tolist(), candidate.kappa.tolist()]
+def _plain(genes: Genes) -> Line:
+    """A candidate's numbers as the journal has them."""
+    return {name: numbers.tolist() for name, numbers in genes.items()}

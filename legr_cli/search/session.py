@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from legr_cli.pruning import Study, plans
 from legr_cli.ranking import Ranking, identity
 from legr_cli.search.crew import Crew, in_process, on_cluster, processes
 from legr_cli.search.fitness import Job, packed
-from legr_cli.search.learn import Found
+from legr_cli.search.learn import Found, Way, evolving
 from legr_cli.settings import Search
 from legr_cli.training.batches import Serving, in_order
 from legr_cli.training.data import Data, Part
@@ -33,11 +34,14 @@ class Session:
     data: Data
     settings: Search
     device: str
+    method: str = "legr"
+    way: Callable[[Study, Search], Way] = evolving
 
     def header(self) -> Line:
         """What the journal says was searched: another search has another header."""
         network = self.known.network
         return {
+            **({} if self.method == "legr" else {"method": self.method}),
             "arch": str(network.arch),
             "input": list(network.input_shape),
             "weights_sha256": self.known.sha256,
@@ -97,7 +101,7 @@ class Session:
                 "numpy": np.__version__,
             },
         }
-        return replace(found.ranking, notes=notes)
+        return replace(found.ranking, method=self.method, notes=notes)
 
 
 def check_reach(known: Study, settings: Search) -> None:

@@ -1,7 +1,7 @@
 """What a training leaves on the disk as it goes: NAME.epochs.jsonl, and NAME.state to go on from.
 
 The line of an epoch is written before its state, so a kill between the two costs that line: it is
-dropped, and the epoch done again.
+dropped, and the epoch done again. What works in rounds or trials is recorded in the same way.
 """
 
 import contextlib
@@ -35,43 +35,6 @@ _KEY = "legr"
 _SHOWN = {"before", "epochs", "best_epoch", "validation", "test", "settings"}
 
 
-@dataclass(frozen=True)
-class Files:
-    """The network to write, and what a training leaves beside it."""
-
-    out: Path
-    resume: bool
-    force: bool
-
-    @property
-    def epochs(self) -> Path:
-        """The journal: `NAME.epochs.jsonl`."""
-        return self.out.with_suffix(".epochs.jsonl")
-
-    @property
-    def state(self) -> Path:
-        """What a training goes on from: `NAME.state`, gone when all is done."""
-        return self.out.with_suffix(".state")
-
-    def check(self) -> None:
-        """Say what is in the way before any work is done."""
-        beside = {"a network": self.out, "its state": self.state, "a training": self.epochs}
-        check_out(self.out, ".safetensors", beside, self.resume, self.force)
-
-    def begun(self) -> Line | None:
-        """The header of a training to go on with, of which an epoch is done."""
-        return read_header(self.epochs, EPOCHS) if self.resume and self.state.exists() else None
-
-    def done(self, key: str) -> Line | None:
-        """What a network's file says of its training, if it is this one and complete."""
-        if not self.resume or not self.out.exists() or self.state.exists():
-            return None
-        training = read_notes(self.out).get("training")
-        if not isinstance(training, dict) or training.get("key") != key:
-            return None
-        return training if _SHOWN.issubset(training) else None
-
-
 def _is_header(line: Line) -> bool:
     """Whether a first line has what a training reads from it."""
     return is_score(line.get("before"))
@@ -101,6 +64,44 @@ EPOCHS = Kind(
 )
 
 
+@dataclass(frozen=True)
+class Files:
+    """The network to write, and what a training leaves beside it."""
+
+    out: Path
+    resume: bool
+    force: bool
+    kind: Kind = EPOCHS
+
+    @property
+    def epochs(self) -> Path:
+        """The journal: `NAME.epochs.jsonl`."""
+        return self.out.with_suffix(f".{self.kind.key}s.jsonl")
+
+    @property
+    def state(self) -> Path:
+        """What a training goes on from: `NAME.state`, gone when all is done."""
+        return self.out.with_suffix(".state")
+
+    def check(self) -> None:
+        """Say what is in the way before any work is done."""
+        beside = {"a network": self.out, "its state": self.state, "a training": self.epochs}
+        check_out(self.out, ".safetensors", beside, self.resume, self.force)
+
+    def begun(self) -> Line | None:
+        """The header of a training to go on with, of which an epoch is done."""
+        return read_header(self.epochs, self.kind) if self.resume and self.state.exists() else None
+
+    def done(self, key: str) -> Line | None:
+        """What a network's file says of its training, if it is this one and complete."""
+        if not self.resume or not self.out.exists() or self.state.exists():
+            return None
+        training = read_notes(self.out).get("training")
+        if not isinstance(training, dict) or training.get("key") != key:
+            return None
+        return training if _SHOWN.issubset(training) else None
+
+
 @contextlib.contextmanager
 def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator["Record"]:
     """Open the record of a training; one that goes on gives `tensors` what it had stopped with."""
@@ -109,7 +110,7 @@ def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator
     done = 0 if found is None else found.epoch
     foreign = files.resume and found is None and files.out.exists()
     keep = None if foreign else done
-    with journal(files.epochs, EPOCHS, header, files.resume, files.force, keep) as book:
+    with journal(files.epochs, files.kind, header, files.resume, files.force, keep) as book:
         if foreign:
             raise OutputError(
                 f"{files.out} is in the way, a network that this training did not write: "
@@ -123,21 +124,21 @@ def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator
             )
         else:
             restore(files.state, found.tensors, tensors)
-        yield Record(files.state, key, book)
+        yield Record(files, key, book)
 
 
 @dataclass(frozen=True)
 class Record:
     """An open record."""
 
-    state: Path
+    files: Files
     key: str
     book: Journal
 
     def keep(self, line: Line, tensors: dict[str, Tensor]) -> None:
         """An epoch is done: first its line, then all that the next one needs."""
         self.book.add(line)
-        write_state(self.state, self.key, line["epoch"], tensors)
+        write_state(self.files.state, self.key, line[self.files.kind.key], tensors)
 
 
 @dataclass(frozen=True)
