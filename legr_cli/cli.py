@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from legr_cli import __version__
 from legr_cli.commands.bench import bench
+from legr_cli.commands.compare import compare
 from legr_cli.commands.demo import demo
 from legr_cli.commands.evaluate import evaluate
 from legr_cli.commands.finetune import finetune
@@ -77,7 +78,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, learn, prune, finetune, evaluate, bench, report, inspect):
+for command in (demo, learn, prune, finetune, evaluate, bench, compare, report, inspect):
     app.command(help=unwrapped(command))(command)
 
 
@@ -99,8 +100,9 @@ def legr(
     [bold]legr demo[/] shows all of it. [bold]legr learn[/] finds out once which filters matter;
     [bold]legr prune[/] then writes real, smaller networks for any target, offline and in seconds.
     [bold]legr finetune[/] trains them, [bold]legr evaluate[/] measures their accuracy,
-    [bold]legr bench[/] their latency, here or on a board, [bold]legr report[/] puts everything on a
-    page, and [bold]legr inspect[/] shows what can be pruned and what cannot.
+    [bold]legr bench[/] their latency, here or on a board, [bold]legr compare[/] sets LeGR beside
+    the prior art, [bold]legr report[/] puts everything on a page, and [bold]legr inspect[/] shows
+    what can be pruned and what cannot.
 
     Results go to stdout, progress and notes to stderr. Exit codes: 0; 1 for an error, in one line
     that says what to do; 2 for unknown commands and options; 130 for Ctrl-C.

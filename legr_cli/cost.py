@@ -109,6 +109,14 @@ class Cost:
         more = bill.total(widths[:, None] + self.per_unit * step[None, :])
         return more - float(bill.total(widths))
 
+    def marginal(self, bill: Bill, counts: np.ndarray) -> np.ndarray:
+        """By group, the derivative of the cost with respect to its count."""
+        widths = self.widths(counts)
+        slope = np.zeros(len(widths))
+        np.add.at(slope, bill.rows, bill.coefficients * widths[bill.cols])
+        np.add.at(slope, bill.cols, bill.coefficients * widths[bill.rows])
+        return self.per_unit.T @ slope
+
     def flops_by_layer(self, counts: np.ndarray) -> dict[str, float]:
         """FLOPs of each layer, norm and pool."""
         widths, bill = self.widths(counts), self.flops

@@ -214,6 +214,68 @@ class Training:
             raise SettingError(f"--drops: expected 20 at most, got {len(self.drops)}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """The settings of a comparison; what methods share, they have in common."""
+
+    methods: tuple[str, ...]
+    targets: tuple[Target, ...]
+    training: Training  # of every network in the end
+    align: Align = Align()
+    min_keep: float = 0.1
+    candidates: int = 400  # of every search; AMC's episodes for each target
+    fitness: str = "finetune"
+    steps: int = FITNESS["finetune"]
+    lr: float = 0.01  # of a candidate's steps and of MorphNet's
+    batch_size: int = 128
+    val_images: int = 10_000
+    round_units: int = 1  # Taylor, Fisher: units (or blocks) that go in a round …
+    round_steps: int = 500  # … after so many steps
+    round_lr: float = 0.0025
+    fisher_weight: float = 1.0  # λ, relative to what units are worth and cost on average
+    trials: int = 3  # MorphNet: values of λ that are tried for each target …
+    trial_steps: int = 2000  # … for so many steps
+    repeats: int = 1  # with other seeds
+    seed: int = 0
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if len(set(self.methods)) < len(self.methods):
+            raise SettingError("--methods: one is named twice")
+        for target in self.targets:
+            _ = self.search(target.value, self.seed)  # checks all that they share
+        _within(
+            self,
+            round_units=(1, MANY),
+            round_steps=(1, MANY),
+            round_lr=(1e-9, 1000),
+            fisher_weight=(0, 1e6),
+            trials=(1, 100),
+            trial_steps=(1, MANY),
+            repeats=(1, 1000),
+            seed=(0, LARGEST_SEED - 1000),
+        )
+
+    def search(self, flops: float, seed: int) -> Search:
+        """A search at this share of the FLOPs."""
+        population = min(Search.population, self.candidates)
+        return Search(
+            flops=flops,
+            candidates=self.candidates,
+            population=population,
+            sample=max(1, population // 4),
+            fitness=self.fitness,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            val_images=self.val_images,
+            min_keep=self.min_keep,
+            align=self.align,
+            seed=seed,
+            workers=self.workers,
+        )
+
+
 def parse_drops(text: str) -> tuple[float, ...]:
     """`18,36,48`: epochs after which the learning rate falls; `none` for a constant rate."""
     if text == "none":

@@ -1,6 +1,5 @@
 """A training from its first epoch to its file, as people watch it."""
 
-import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,9 +11,8 @@ from legr_cli.commands.typed import go_on, typed
 from legr_cli.errors import SettingError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from legr_cli.journal import Line
+    from legr_cli.networks import Network
     from legr_cli.training.epochs import Files
     from legr_cli.training.finetune import Run
     from legr_cli.training.session import Session
@@ -23,53 +21,34 @@ if TYPE_CHECKING:
 
 def trained(session: "Session", run: "Run", files: "Files", as_json: bool) -> None:
     """Train, with something to look at, and write the best network."""
-    from legr_cli.training.epochs import key_of, recorded
+    from legr_cli.training.course import Sight, followed
+    from legr_cli.training.epochs import key_of
 
-    team, data, header = session.team, session.data, session.header()
-    done = files.done(key_of(header)) if team.leads else None
+    team = session.team
+    done = files.done(key_of(session.header())) if team.leads else None
     if team.told(done is not None):
         if done is not None:
             show.console().print("nothing is left to train", style="dim")
             _show(session, files, done, as_json)
         return
-    then = files.begun() if team.leads else None
-    header["before"] = then and then.get("before")
-    if not team.told(then is not None):
-        header["before"] = run.measure(data.validation).line()
-    with contextlib.ExitStack() as stack:
-        record = None
-        if team.leads:
-            record = stack.enter_context(recorded(files, header, run.tensors()))
-            run.recall(record.book.lines.values())
-        run.agree()
-        total = session.settings.epochs * run.steps
-        live = stack.enter_context(Live(total, quiet=not team.leads))
-        for text in _greeting(session, run, header["before"], files.resume):
-            live.say(text)
+    total = session.settings.epochs * run.steps
+    with Live(total, quiet=not team.leads) as live:
         view = _View(live, run)
+
+        def begun(before: "Line") -> None:
+            for text in _greeting(session, run, before, files.resume):
+                live.say(text)
+
         try:
-            while not run.over:
-                line = run.advance(view.step)
-                if record is not None:
-                    record.keep(line, run.tensors())
-                view.epoch(line)
+            with followed(session, run, files, Sight(begun, view.step, view.epoch)) as course:
+                if team.leads:
+                    network = session.result(course.model, course.header, course.reached)
+                    files.finish(_remembered(network))
         except KeyboardInterrupt:
             epochs = f"{run.epoch} of {session.settings.epochs} epochs"
             raise KeyboardInterrupt(f"stopped after {epochs}; go on with: {go_on()}") from None
-        model = run.finish()
-        test = None if data.test is None else run.measure(data.test).line()
-        if record is not None:
-            epoch = int(run.standing["best_epoch"])
-            best = {key: record.book.lines[epoch][key] for key in ("accuracy", "loss")}
-            seconds = sum(line["seconds"] for line in record.book.lines.values())
-            reached = {
-                "epochs": run.epoch,
-                "best_epoch": epoch,
-                "validation": {**best, "images": len(data.validation)},
-                "test": test,
-                "seconds": round(seconds, 1),
-            }
-            _write(session, files, model, header, reached, as_json)
+    if team.leads:
+        _show(session, files, network.notes["training"], as_json)
 
 
 def recalibrated(session: "Session", run: "Run", files: "Files", as_json: bool) -> None:
@@ -93,8 +72,10 @@ def recalibrated(session: "Session", run: "Run", files: "Files", as_json: bool) 
         "seconds": round(time.perf_counter() - begun, 1),
     }
     if team.leads:
+        network = session.result(run.model, header, reached)
         with recorded(files, header, {}):
-            _write(session, files, run.model, header, reached, as_json)
+            files.finish(_remembered(network))
+        _show(session, files, network.notes["training"], as_json)
 
 
 class _View:
@@ -154,24 +135,11 @@ def _greeting(session: "Session", run: "Run", before: "Line | None", resume: boo
     return lines
 
 
-def _write(
-    session: "Session",
-    files: "Files",
-    model: "nn.Module",
-    header: "Line",
-    reached: "Line",
-    as_json: bool,
-) -> None:
-    """The network's file; its state is of no more use then."""
-    from legr_cli.files import staged
-    from legr_cli.networks import save_network, with_command
+def _remembered(network: "Network") -> "Network":
+    """A network that knows the command which made it."""
+    from legr_cli.networks import with_command
 
-    network = session.result(model, header, reached)
-    network = replace(network, notes=with_command(network.notes, typed()))
-    with staged() as stage:
-        save_network(network, stage.file(files.out))
-    files.state.unlink(missing_ok=True)
-    _show(session, files, network.notes["training"], as_json)
+    return replace(network, notes=with_command(network.notes, typed()))
 
 
 def _show(session: "Session", files: "Files", reached: "Line", as_json: bool) -> None:

@@ -32,7 +32,6 @@ from legr_cli.training.loop import number
 RETRIES = 3  # of one candidate whose worker died
 
 
-
 @dataclass(frozen=True)
 class Way:
     """How candidates are found, and what their numbers mean for the cut."""

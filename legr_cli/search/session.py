@@ -92,7 +92,7 @@ class Session:
             "settings": _plain(self.settings),
             "seed": self.settings.seed,
             "dense": dense,
-            "identity": _reached(found.first),
+            **({"identity": _reached(found.first)} if _is_identity(found.first) else {}),
             "best": _reached(found.best),
             "history": history,
             "made_with": {
@@ -122,9 +122,19 @@ def _at_most(data: Data, settings: Search) -> Part:
     return part.pick(np.sort(rows))
 
 
+def candidate_images(data: Data, settings: Search) -> int:
+    """Images that the network sees for one candidate."""
+    return settings.steps * settings.batch_size + len(_at_most(data, settings))
+
+
 def _plain(settings: Search) -> dict[str, Any]:
     """Settings as JSON has them."""
     return {**dataclasses.asdict(settings), "align": settings.align.name}
+
+
+def _is_identity(line: Line) -> bool:
+    """Whether this candidate changes nothing: α = 1, κ = 0."""
+    return set(line.get("alpha", ())) == {1.0} and set(line.get("kappa", ())) == {0.0}
 
 
 def _reached(line: Line) -> Line:

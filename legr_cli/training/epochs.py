@@ -28,7 +28,7 @@ from legr_cli.journal import (
     read_header,
 )
 from legr_cli.models.weights import read_safetensors, write_weights
-from legr_cli.networks import read_notes
+from legr_cli.networks import Network, read_notes, save_network
 
 FORMAT, VERSION = "legr-training", 1
 _KEY = "legr"
@@ -100,6 +100,12 @@ class Files:
         if not isinstance(training, dict) or training.get("key") != key:
             return None
         return training if _SHOWN.issubset(training) else None
+
+    def finish(self, network: Network) -> None:
+        """Write the network; its state is of no more use then."""
+        with staged() as files:
+            save_network(network, files.file(self.out))
+        self.state.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

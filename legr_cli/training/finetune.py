@@ -156,11 +156,11 @@ class Run:
             tally.add(step, logits, labels, loss)
             tally.look(watch)
 
-        generator = torch.Generator().manual_seed(_seed(settings.seed, epoch))
+        generator = torch.Generator().manual_seed(seed_of(settings.seed, epoch))
         batches = shuffled(self.data.train, self._serving, generator)
         own = [team.device] if team.device.type == "cuda" else []
         with torch.random.fork_rng(devices=own):  # for dropout and the like
-            torch.manual_seed(_seed(settings.seed, epoch, team.rank))
+            torch.manual_seed(seed_of(settings.seed, epoch, team.rank))
             try:
                 train(self._trainer, batches, lr, after)
             except torch.OutOfMemoryError as error:
@@ -217,7 +217,7 @@ def _whole(model: nn.Module) -> dict[str, Tensor]:
     return {**model.state_dict(), **dict(model.named_buffers())}
 
 
-def _seed(*numbers: int) -> int:
+def seed_of(*numbers: int) -> int:
     """A seed made of several numbers, another for any other numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 

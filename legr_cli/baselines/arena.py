@@ -1,0 +1,97 @@
+"""What every method is given, and what it gives back."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from legr_cli import __version__
+from legr_cli.baselines.spent import Spent
+from legr_cli.journal import Line
+from legr_cli.pruning import Study
+from legr_cli.ranking import Ranking, scored
+from legr_cli.settings import Compare, Prune
+from legr_cli.targets import Target
+from legr_cli.training.data import Data
+from legr_cli.training.devices import choose
+
+
+@dataclass(frozen=True)
+class Arena:
+    """One network, one split of the images, one seed: the same for all methods."""
+
+    known: Study
+    data: Data
+    settings: Compare
+    seed: int
+    device: str
+    folder: Path  # for journals and rankings
+    dense: Line  # what the network reaches on the validation images
+    tell: Callable[[str], None]  # what is being done now
+
+    @property
+    def where(self) -> torch.device:
+        """The device to train on."""
+        return choose(self.device)
+
+    def file(self, method: str, target: Target | None = None) -> Path:
+        """The ranking of a method, for all targets or for one."""
+        parts = [method, *([] if target is None else [target.label]), f"seed{self.seed}"]
+        return self.folder / f"{'-'.join(parts)}.json"
+
+    def work(self, method: str, target: Target | None = None) -> Path:
+        """Beside it, what the record of rounds is named after; no file itself."""
+        return self.file(method, target).with_suffix(".work")
+
+    def cut(self, target: Target) -> Prune:
+        """How a network is cut to a target."""
+        return Prune(targets=(target,), align=self.settings.align, min_keep=self.settings.min_keep)
+
+    def header(self, method: str, **settings: Any) -> Line:
+        """What tells this work from other work, for a journal."""
+        network = self.known.network
+        about = {**settings, "align": self.settings.align.name, "min_keep": self.settings.min_keep}
+        return {
+            "method": method,
+            "arch": str(network.arch),
+            "input": list(network.input_shape),
+            "weights_sha256": self.known.sha256,
+            "settings": {**about, "batch_size": self.settings.batch_size, "seed": self.seed},
+            "data": self.data.card,
+            "statistics": self.data.feed.statistics,
+        }
+
+    def ranking(self, method: str, scores: np.ndarray, **settings: Any) -> Ranking:
+        """A ranking by units' scores, with all that ranking.json says beside its rows."""
+        about = self.header(method, **settings)
+        network = self.known.network
+        notes = {
+            **about,
+            "arch": network.arch.name,
+            "options": network.arch.options,
+            "classes": len(self.data.classes),
+            "legr": __version__,
+            "seed": self.seed,
+            "dense": self.dense,
+        }
+        return replace(scored(self.known.filters, scores, method), notes=notes)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A target, the ranking that reaches it, and what that took since the level before.
+
+    `known` has the weights to cut: the dense ones, or what a method made of them.
+    """
+
+    target: Target
+    known: Study
+    ranking: Ranking
+    spent: Spent
+
+
+# Of all targets, from high to low, a method makes those that are still to be done.
+Method = Callable[[Arena, list[Target], set[Target]], Iterator[Level]]

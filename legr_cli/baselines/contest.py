@@ -1,0 +1,252 @@
+"""A comparison: every method at every target with every seed, each result tuned alike.
+
+The journal has a line for each piece (one method, target and seed). A piece that is on record is
+not done again; of one that was under way, searches, rounds and trainings have records of their own.
+"""
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+
+from legr_cli import __version__
+from legr_cli.baselines.arena import Arena, Level
+from legr_cli.baselines.methods import METHODS
+from legr_cli.baselines.spent import Spent
+from legr_cli.errors import BudgetError, LegrError, ModelError
+from legr_cli.files import staged
+from legr_cli.journal import Journal, Kind, Line, is_share
+from legr_cli.networks import Network, save_network, with_command
+from legr_cli.pruning import Study, carry_out, lowest_share, plans
+from legr_cli.ranking import write_ranking
+from legr_cli.settings import Compare
+from legr_cli.targets import Target
+from legr_cli.training.batches import Serving, in_order
+from legr_cli.training.course import Sight, followed
+from legr_cli.training.data import Data
+from legr_cli.training.devices import choose
+from legr_cli.training.epochs import Files, key_of
+from legr_cli.training.loop import evaluate
+from legr_cli.training.session import Session
+from legr_cli.training.team import Team
+
+FORMAT, VERSION = "legr-comparison", 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One network that is to be made."""
+
+    number: int
+    seed: int
+    method: str
+    target: Target
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What is compared, and where it goes."""
+
+    known: Study
+    opened: Callable[[int], Data]  # by seed: another seed holds out other images
+    settings: Compare
+    device: str
+    folder: Path
+    command: str
+    tell: Callable[[int, Piece, str], None]  # pieces on record, the one under way, what is done
+
+    def header(self, data: Data, dense: Line) -> Line:
+        """What the journal says was compared; `dense` is what the network itself reaches."""
+        network, settings = self.known.network, self.settings
+        plain = {
+            **{f.name: getattr(settings, f.name) for f in fields(settings)},
+            "methods": list(settings.methods),
+            "targets": [target.label for target in settings.targets],
+            "align": settings.align.name,
+            "recipe": settings.training.recipe,
+            "epochs": settings.training.epochs,
+        }
+        plain.pop("training")
+        return {
+            "arch": str(network.arch),
+            "input": list(network.input_shape),
+            "weights_sha256": self.known.sha256,
+            "settings": plain,
+            "data": data.card,
+            "statistics": data.feed.statistics,
+            "dense": dense,
+        }
+
+    def pieces(self) -> list[Piece]:
+        """All of it, in order: a method's targets from high to low."""
+        settings = self.settings
+        every = (
+            (seed, method, target)
+            for seed in range(settings.seed, settings.seed + settings.repeats)
+            for method in settings.methods
+            for target in sorted(settings.targets, key=lambda target: -target.value)
+        )
+        return [Piece(number, *what) for number, what in enumerate(every)]
+
+
+def _is_sound(line: Line, _settings: Line) -> bool:
+    """Whether a piece's line has all that is read from it."""
+    words = all(isinstance(line.get(key), str) for key in ("method", "target"))
+    numbers = all(type(line.get(key)) is int for key in ("piece", "seed"))
+    done = is_share(line.get("accuracy")) and isinstance(line.get("pruning"), dict)
+    return words and numbers and (done or isinstance(line.get("error"), str))
+
+
+COMPARISON = Kind(
+    format="legr-pieces",
+    work="comparison",
+    command="legr compare",
+    key="piece",
+    is_header=lambda _: True,
+    is_sound=_is_sound,
+    error=LegrError,
+)
+
+
+def hold(contest: Contest, book: Journal) -> None:
+    """Do all pieces that are not on record."""
+    for name in ("rankings", "pruned", "tuned"):
+        (contest.folder / name).mkdir(exist_ok=True)
+    left = [piece for piece in contest.pieces() if piece.number not in book.lines]
+    for seed in dict.fromkeys(piece.seed for piece in left):
+        data = contest.opened(seed)
+        dense = measured(contest.device, contest.known.network, data, "validation")
+        for method in dict.fromkeys(piece.method for piece in left if piece.seed == seed):
+            mine = [p for p in contest.pieces() if (p.seed, p.method) == (seed, method)]
+            _take_part(contest, book, mine, data, dense)
+
+
+def _take_part(contest: Contest, book: Journal, mine: list[Piece], data: Data, dense: Line) -> None:
+    """One method with one seed; what it cannot do is on record, too."""
+    settings, current = contest.settings, mine[0]
+    floor = lowest_share(contest.known, settings.align, settings.min_keep)
+    todo = {piece.target: piece for piece in mine if piece.number not in book.lines}
+
+    def tell(text: str) -> None:
+        contest.tell(len(book.lines), current, text)
+
+    folder = contest.folder / "rankings"
+    arena = Arena(contest.known, data, settings, current.seed, contest.device, folder, dense, tell)
+    for piece in todo.values():
+        if piece.target.value < floor:
+            book.add(_refused(piece, f"the lowest share of FLOPs that can be reached is {floor:g}"))
+    targets = [piece.target for piece in mine if piece.target.value >= floor]
+    wanted = {target for target in targets if target in todo}
+    current = next((todo[target] for target in targets if target in todo), current)
+    try:
+        for level in METHODS[current.method].run(arena, targets, wanted):
+            current = todo[level.target]
+            book.add(_finished(contest, arena, current, level))
+            wanted.discard(level.target)
+    except (BudgetError, ModelError) as error:
+        for target in targets:
+            if target in wanted:
+                book.add(_refused(todo[target], str(error)))
+
+
+def _refused(piece: Piece, reason: str) -> Line:
+    """The line of a piece that cannot be made."""
+    return {**_about(piece), "error": reason}
+
+
+def _about(piece: Piece) -> Line:
+    """Which piece a line is of."""
+    return {
+        "piece": piece.number,
+        "seed": piece.seed,
+        "method": piece.method,
+        "target": piece.target.label,
+        "share": piece.target.value,
+    }
+
+
+def _finished(contest: Contest, arena: Arena, piece: Piece, level: Level) -> Line:
+    """Cut, measure, tune and measure again."""
+    arena.tell("cutting")
+    settings = arena.cut(level.target)
+    decided = plans(level.known, level.ranking, settings)
+    [pruned] = carry_out(level.known, level.ranking, settings, decided)
+    notes = with_command(pruned.network.notes, contest.command)
+    network = replace(pruned.network, notes=notes)
+    network.model.cpu()
+    name = f"{piece.method}-{piece.target.label}-seed{piece.seed}.safetensors"
+    entry = METHODS[piece.method]
+    with staged() as files:
+        save_network(network, files.file(contest.folder / "pruned" / name))
+        if level.ranking.method == piece.method and "legr" in level.ranking.notes:
+            path = arena.file(piece.method, level.target if entry.each else None)
+            write_ranking(level.ranking, files.file(path))
+    before = measured(contest.device, network, arena.data, "test")
+    training = _tuned(contest, arena, network, contest.folder / "tuned" / name)
+    after = training["test"] or training["validation"]
+    return {
+        **_about(piece),
+        "file": f"tuned/{name}",
+        "flops": pruned.flops,
+        "dense_flops": contest.known.flops,
+        "params": pruned.params,
+        "before": before["accuracy"],
+        "accuracy": after["accuracy"],
+        "images": after["images"],
+        "pruning": level.spent.line(),
+        "tuning": _tuning_spent(arena, training).line(),
+    }
+
+
+def measured(device: str, network: Network, data: Data, split: str) -> Line:
+    """What a network reaches on the test images, if there are any, or on those held out."""
+    part = data.test if split == "test" and data.test is not None else data.validation
+    where = choose(device)
+    score = evaluate(network.model.to(where), in_order(part, Serving(data.feed, 250, where)))
+    network.model.cpu()
+    return score.line()
+
+
+def _tuned(contest: Contest, arena: Arena, network: Network, out: Path) -> Line:
+    """Train as all others are trained; what the file says of it."""
+    training = replace(contest.settings.training, seed=arena.seed)
+    session = Session(network, arena.data, training, Team(choose(contest.device)))
+    files = Files(out, resume=True, force=False)
+    done = files.done(key_of(session.header()))
+    if done is not None:
+        return done
+    arena.tell("tuning")
+    run = session.run(compiled=False, loaders=None)
+
+    def told(line: Line) -> None:
+        arena.tell(f"tuning, epoch {line['epoch']}/{training.epochs}: {line['accuracy']:.2%}")
+
+    with followed(session, run, files, Sight(lambda _: None, lambda _: None, told)) as course:
+        result = session.result(course.model, course.header, course.reached)
+        files.finish(result)
+    found: Line = result.notes["training"]
+    return found
+
+
+def _tuning_spent(arena: Arena, training: Line) -> Spent:
+    """What a training took."""
+    size = training["settings"]["batch_size"]
+    steps = training["epochs"] * max(1, len(arena.data.train) // size)
+    measured = training["epochs"] * len(arena.data.validation)
+    return Spent(training["seconds"], steps, steps * size + measured)
+
+
+def comparison(contest: Contest, header: Line, book: Journal) -> Line:
+    """compare.json: what was compared and how, and all that is on record."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "legr": __version__,
+        **header,
+        "dense_flops": contest.known.flops,
+        "command": contest.command,
+        "made_with": {"python": platform.python_version(), "torch": torch.__version__},
+        "rows": [book.lines[number] for number in sorted(book.lines)],
+    }

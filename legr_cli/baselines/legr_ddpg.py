@@ -1,0 +1,38 @@
+"""LeGR-DDPG (the paper's appendix): AMC's agent chooses α and κ of every layer."""
+
+import functools
+
+import numpy as np
+
+from legr_cli.baselines.states import Walker
+from legr_cli.pruning import Study
+from legr_cli.ranking import affine, spread
+from legr_cli.search.evolution import Genes
+from legr_cli.search.learn import Way
+from legr_cli.settings import Search
+
+REACH = 2.0  # log α is within ± so many σ of 0, κ within ± so many of its layer's deviations
+
+
+def reinforced(known: Study, settings: Search) -> Way:
+    """The search; what is found is a ranking for all targets."""
+    return Way(_Rows(known, settings), functools.partial(affine, known.filters))
+
+
+class _Rows(Walker):
+    """Two actions for each layer; what a ranking removes is known only when all are chosen."""
+
+    def __init__(self, known: Study, settings: Search) -> None:
+        super().__init__(known, list(known.filters.names), 2, settings)
+        self.spread, self.sigma = spread(known.filters), settings.sigma
+
+    def genes(self, number: int) -> Genes:
+        """One episode through the layers."""
+        actions = self.walk(number, lambda _, action: action, lambda: 0.0)
+        return rows(actions, self.sigma, self.spread)
+
+
+def rows(actions: np.ndarray, sigma: float, spread: np.ndarray) -> Genes:
+    """From numbers in (0, 1) to α and κ; ½ is the identity."""
+    alpha, kappa = REACH * (2 * actions - 1).T
+    return {"alpha": np.exp(sigma * alpha), "kappa": sigma * kappa * spread}

@@ -1,0 +1,152 @@
+"""MorphNet (Gordon et al. 2018): a Lasso on BatchNorm's γ, weighted by the FLOPs that go with it.
+
+While the network trains, the loss has λ · Σ over units of (∂FLOPs/∂unit) · |γ| beside it, where the
+FLOPs are those of the units still alive, and of units of several channels the largest |γ| counts.
+λ is searched for each target; widths do not grow again, as in the paper's comparison.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from legr_cli.baselines.arena import Arena, Level
+from legr_cli.baselines.rounds import ROUNDS, few, own_copy
+from legr_cli.baselines.spent import read, total
+from legr_cli.channels.units import Units
+from legr_cli.errors import ModelError
+from legr_cli.journal import Line
+from legr_cli.pruning import Study
+from legr_cli.targets import Target
+from legr_cli.training.epochs import Files, recorded
+from legr_cli.training.loop import Loss, Trainer, cross_entropy, sgd, train
+
+METHOD = "morphnet"
+DEAD = 0.01  # a unit whose γ are all smaller is as good as gone
+MOMENTUM = 0.9
+STRIDE = 4.0  # between values of λ while only one side of the target is known
+
+
+def morphnet(arena: Arena, _targets: list[Target], todo: set[Target]) -> Iterator[Level]:
+    """For each target: train with some λ, and rank units by their γ in the nearest result."""
+    if not _gammas(arena.known.units):
+        raise ModelError(f"{METHOD} needs BatchNorm, and this network has none")
+    settings = arena.settings
+    for target in sorted(todo, key=lambda target: -target.value):
+        known = own_copy(arena.known)
+        best = known.network.model.state_dict()
+        about = {name: getattr(settings, name) for name in ("trials", "trial_steps", "lr")}
+        about["flops"] = target.value
+        files = Files(arena.work(METHOD, target), resume=True, force=False, kind=ROUNDS)
+        with recorded(files, arena.header(METHOD, **about), best) as record:
+            for number in range(len(record.book.lines) + 1, settings.trials + 1):
+                lines = list(record.book.lines.values())
+                weight = next_weight(lines, target.value * known.flops, _first(arena))
+                arena.tell(f"trial {number}/{settings.trials}, λ = {weight:.3g}")
+                line, weights = _trial(arena, number, weight)
+                if number == 1 or _gap(line, target, known) < min(
+                    _gap(other, target, known) for other in lines
+                ):
+                    for name, tensor in best.items():
+                        tensor.copy_(weights[name])
+                record.keep(line, best)
+            spent = total(map(read, record.book.lines.values()))
+            yield Level(target, known, arena.ranking(METHOD, _scores(known), **about), spent)
+        files.state.unlink(missing_ok=True)
+
+
+def _gammas(units: Units) -> list[tuple[Tensor, np.ndarray]]:
+    """γ of every BatchNorm that has one, and the unit of each of its channels."""
+    modules = dict(units.flow.traced.named_modules())
+    return [
+        (tensor, units.of(ids[0]))
+        for name, tensor, ids in units.flow.owned
+        if isinstance(module := modules.get(name), _BatchNorm) and tensor is module.weight
+    ]
+
+
+def worth(units: Units) -> Tensor:
+    """By unit the largest |γ| of its channels; -1 where it has none."""
+    found = [(gamma[of >= 0].abs(), of[of >= 0]) for gamma, of in _gammas(units)]
+    values = torch.cat([gamma for gamma, _ in found])
+    index = torch.from_numpy(np.concatenate([of for _, of in found])).to(values.device)
+    none = values.new_full((units.count,), -1.0)
+    return none.scatter_reduce(0, index, values, "amax", include_self=True)
+
+
+def regulariser(known: Study) -> Tensor:
+    """Σ over units of ∂FLOPs/∂unit · |γ|, as a share of the dense network's FLOPs."""
+    cost, values = known.cost, worth(known.units)
+    price = cost.marginal(cost.flops, _alive(known, values))[cost.group_of] / known.flops
+    weights = torch.from_numpy(price).to(values)
+    return (weights * values.clamp(min=0)).sum()
+
+
+def _alive(known: Study, values: Tensor) -> np.ndarray:
+    """Units of each group that are alive; a unit without γ always is, and one of each group."""
+    alive = ((values < 0) | (values > DEAD)).cpu().numpy()
+    return np.maximum(known.cost.counts(alive), 1)
+
+
+def _trial(arena: Arena, number: int, weight: float) -> tuple[Line, dict[str, Tensor]]:
+    """Train with one λ; what is left alive of the FLOPs, and the weights."""
+    begun, settings, known = time.perf_counter(), arena.settings, own_copy(arena.known)
+    model = known.units.flow.traced.to(arena.where).requires_grad_(True)
+    trainer = Trainer(model, sgd(model, settings.lr, MOMENTUM), _loss(known, weight))
+    train(trainer, few(arena, settings.trial_steps, number))
+    model.cpu()
+    values = worth(known.units).detach()
+    if not torch.isfinite(values).all():
+        raise ModelError(f"{METHOD}: the loss is no number any more: pass a lower --lr")
+    cost = known.cost
+    line = {
+        "round": number,
+        "lambda": weight,
+        "flops": cost.of(cost.flops, _alive(known, values)),
+        "seconds": round(time.perf_counter() - begun, 4),
+        "steps": settings.trial_steps,
+        "images": settings.trial_steps * settings.batch_size,
+    }
+    return line, known.network.model.state_dict()
+
+
+def _loss(known: Study, weight: float) -> Loss:
+    """Cross entropy + λ · regulariser."""
+
+    def loss(logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(logits, images, labels) + weight * regulariser(known)
+
+    return loss
+
+
+def _first(arena: Arena) -> float:
+    """The λ at which a unit of average cost loses a γ of 1 in one trial, were it worth nothing."""
+    settings, cost = arena.settings, arena.known.cost
+    price = cost.marginal(cost.flops, cost.sizes)[cost.group_of].mean() / arena.known.flops
+    return float((1 - MOMENTUM) / (settings.lr * settings.trial_steps * price))
+
+
+def next_weight(lines: list[Line], budget: float, first: float) -> float:
+    """Between those that left too much and those that left too little, or beyond all of them."""
+    weak = [line["lambda"] for line in lines if line["flops"] > budget]
+    strong = [line["lambda"] for line in lines if line["flops"] <= budget]
+    if weak and strong:
+        return math.sqrt(max(weak) * min(strong))
+    if not lines:
+        return first
+    return max(weak) * STRIDE if weak else min(strong) / STRIDE
+
+
+def _gap(line: Line, target: Target, known: Study) -> float:
+    """How far from the target a trial ended."""
+    return float(abs(line["flops"] - target.value * known.flops))
+
+
+def _scores(known: Study) -> np.ndarray:
+    """γ by unit; units without one come first of all, so that they stay."""
+    values = worth(known.units).detach().double().cpu().numpy()
+    return np.where(values < 0, values.max() + 1, values)

@@ -1,0 +1,181 @@
+"""Gradual pruning: some steps of training, scores from them, the worst units go; and again.
+
+What is removed is silenced and not yet cut off, so a step costs what it costs on the dense network.
+The order in which units went is a ranking of all of them, and every budget on the way is a result.
+"""
+
+import copy
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from legr_cli.baselines.arena import Arena, Level
+from legr_cli.baselines.probe import Criterion, Probed
+from legr_cli.baselines.spent import Spent, read
+from legr_cli.cut import Blocks, arrange
+from legr_cli.errors import BudgetError, ModelError, TrainingError
+from legr_cli.journal import Kind, Line
+from legr_cli.pruning import Study, study
+from legr_cli.targets import Target
+from legr_cli.training.batches import Batch, Serving, endless, shuffled
+from legr_cli.training.epochs import Files, recorded
+from legr_cli.training.finetune import seed_of
+from legr_cli.training.loop import Trainer, sgd, train
+
+
+def _is_sound(line: Line, _settings: Line) -> bool:
+    """Whether a round's line has all that is read from it."""
+    counts = (line.get(key) for key in ("round", "steps", "images"))
+    numbers = (line.get(key) for key in ("flops", "seconds"))
+    return all(type(n) is int and n >= 0 for n in counts) and all(
+        isinstance(n, int | float) and 0 <= n < math.inf for n in numbers
+    )
+
+
+ROUNDS = Kind(
+    format="legr-rounds",
+    work="comparison",
+    command="legr compare",
+    key="round",
+    is_header=lambda _: True,
+    is_sound=_is_sound,
+    error=TrainingError,
+)
+
+
+def few(arena: Arena, count: int, *number: int) -> Iterator[Batch]:
+    """So many batches to learn from, others for every number."""
+    generator = torch.Generator().manual_seed(seed_of(arena.seed, *number))
+    serving = Serving(arena.data.feed, arena.settings.batch_size, arena.where)
+    return itertools.islice(endless(lambda: shuffled(arena.data.train, serving, generator)), count)
+
+
+def gradually(
+    method: str, criterion: Criterion, arena: Arena, targets: list[Target], todo: set[Target]
+) -> Iterator[Level]:
+    """Train, score and remove until the lowest target is reached; every target is a level."""
+    if not todo:
+        return
+    known, settings = own_copy(arena.known), arena.settings
+    walk = _Walk(arena, known, method, criterion)
+    names = ("round_units", "round_steps", "round_lr", "fisher_weight")
+    about = {name: getattr(settings, name) for name in names}
+    waiting, since = list(targets), Spent()
+    files = Files(arena.work(method), resume=True, force=False, kind=ROUNDS)
+    with recorded(files, arena.header(method, **about), walk.tensors()) as record:
+        for line in record.book.lines.values():  # levels among them were cut before
+            since += read(line)
+            while waiting and line["flops"] <= waiting[0].value * known.flops:
+                waiting.pop(0)
+                since = Spent()
+        while waiting:
+            number = len(record.book.lines) + 1
+            line = walk.round(number)
+            since += read(line)
+            share = line["flops"] / known.flops
+            arena.tell(f"round {number}, {share:.1%} of the FLOPs are left")
+            while waiting and share <= waiting[0].value:
+                target = waiting.pop(0)
+                if target in todo:
+                    ranking = arena.ranking(method, walk.order, **about)
+                    yield Level(target, known, ranking, since)
+                since = Spent()
+            record.keep(line, walk.tensors())
+    files.state.unlink(missing_ok=True)
+
+
+def own_copy(known: Study) -> Study:
+    """The same study of a copy, whose weights may change."""
+    network = replace(known.network, model=copy.deepcopy(known.network.model))
+    return replace(study(network), sha256=known.sha256)
+
+
+class _Walk:
+    """The network on its way down."""
+
+    def __init__(self, arena: Arena, known: Study, method: str, criterion: Criterion) -> None:
+        self.arena, self.known, self.method, self.criterion = arena, known, method, criterion
+        self.model = Probed(known.units).to(arena.where)
+        self.model.requires_grad_(True)
+        self.gone = torch.full((known.units.count,), -1)  # when a unit went: 0, 1, …; -1: not yet
+        self.scores = np.zeros(known.units.count)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the next round depends on."""
+        return {**self.model.traced.state_dict(), "legr.gone": self.gone}
+
+    @property
+    def kept(self) -> np.ndarray:
+        """Units that are here."""
+        return (self.gone < 0).numpy()
+
+    @property
+    def order(self) -> np.ndarray:
+        """What went first is worth least; what is here comes after it, by its score."""
+        rank = np.argsort(np.argsort(self.scores, kind="stable"), kind="stable")
+        return np.where(self.kept, len(rank) + rank, self.gone.numpy()).astype(float)
+
+    def round(self, number: int) -> Line:
+        """Train, score, remove."""
+        begun, settings, cost = time.perf_counter(), self.arena.settings, self.known.cost
+        self.scores = self._scored(number)
+        for _ in range(settings.round_units):
+            for unit in self._worst():
+                self.gone[unit] = int(self.gone.max()) + 1
+        images = settings.round_steps * settings.batch_size
+        return {
+            "round": number,
+            "flops": cost.of(cost.flops, cost.counts(self.kept)),
+            "seconds": round(time.perf_counter() - begun, 4),
+            "steps": settings.round_steps,
+            "images": images,
+        }
+
+    def _scored(self, number: int) -> np.ndarray:
+        """Learn from a few batches, and take scores from the very gradients of that."""
+        arena, cost, model = self.arena, self.known.cost, self.model
+        settings = arena.settings
+        model.kept = self.kept
+        sums: list[Tensor] = []
+        seen = 0
+
+        def after(_step: int, _logits: Tensor, labels: Tensor, _loss: Tensor) -> None:
+            nonlocal seen
+            gradients = model.gradients(len(labels))
+            sums.append(self.criterion.take(gradients, model.reads, self.known.units.count))
+            seen += len(labels)
+
+        batches = few(arena, settings.round_steps, number)
+        trainer = Trainer(model, sgd(model, settings.round_lr))
+        train(trainer, batches, watch=after)
+        mean = torch.stack(sums).double().sum(0).cpu().numpy() / seen
+        if not np.isfinite(mean).all():
+            raise ModelError(f"{self.method}: the loss is no number any more: lower --round-lr")
+        one_less = np.full(len(cost.sizes), -1)
+        saved = -cost.one_more(cost.flops, cost.counts(self.kept), one_less) / self.known.flops
+        return self.criterion.score(mean, model.reads, saved[cost.group_of])
+
+    def _worst(self) -> np.ndarray:
+        """The units of the worst block of all groups that may give one away."""
+        cost, kept = self.known.cost, self.kept
+        counts, here = cost.counts(kept), np.where(kept, self.scores, -np.inf)
+        settings = self.arena.settings
+        blocks = arrange(self.known.units, cost, here, settings.min_keep, settings.align)
+        lasts = zip(blocks.ranked, counts, _last_block(blocks, counts), strict=True)
+        candidates = [ranked[first:count] for ranked, count, first in lasts if first >= 0]
+        if not candidates:
+            share = cost.of(cost.flops, counts) / self.known.flops
+            raise BudgetError(f"{self.method} cannot go below {share:.1%} of the FLOPs")
+        return min(candidates, key=lambda units: float(self.scores[units].mean()))
+
+
+def _last_block(blocks: Blocks, counts: np.ndarray) -> np.ndarray:
+    """Where the last block of each group begins; -1 where it is protected."""
+    before = -(-counts // blocks.step) - 1
+    return np.where(before >= blocks.protected, before * blocks.step, -1)

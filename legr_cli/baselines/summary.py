@@ -1,0 +1,86 @@
+"""From the lines of a comparison to its table: means over seeds, and costs beside LeGR's."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from legr_cli.baselines.spent import Spent, read, total
+from legr_cli.journal import Line
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method at a target, over all seeds."""
+
+    share: float  # of the FLOPs, as it came out
+    before: float
+    accuracy: float
+    deviation: float | None  # None: one seed says nothing of it
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A method over all targets."""
+
+    method: str
+    points: dict[str, Point]  # by target
+    refused: dict[str, str]  # targets it did not reach, and why
+    pruning: Spent  # of one seed, on average
+    tuning: Spent
+    times: dict[str, float | None] = field(default_factory=dict)  # costs over LeGR's
+
+
+def standings(lines: Iterable[Line]) -> list[Standing]:
+    """Of every method in the order of the lines."""
+    by_method: dict[str, list[Line]] = {}
+    for line in lines:
+        by_method.setdefault(line["method"], []).append(line)
+    found = [_standing(method, own) for method, own in by_method.items()]
+    legr = next((standing for standing in found if standing.method == "legr"), None)
+    for standing in found:
+        standing.times.update(_times(standing, legr))
+    return found
+
+
+def _standing(method: str, lines: list[Line]) -> Standing:
+    """One method."""
+    done = [line for line in lines if "error" not in line]
+    seeds = max(1, len({line["seed"] for line in done}))
+    targets = dict.fromkeys(line["target"] for line in done)
+    return Standing(
+        method,
+        {target: _point([line for line in done if line["target"] == target]) for target in targets},
+        {line["target"]: line["error"] for line in lines if "error" in line},
+        _mean(seeds, [read(line["pruning"]) for line in done]),
+        _mean(seeds, [read(line["tuning"]) for line in done]),
+    )
+
+
+def _mean(seeds: int, parts: list[Spent]) -> Spent:
+    """What one seed took."""
+    whole = total(parts)
+    return Spent(whole.seconds / seeds, whole.steps // seeds, whole.images // seeds)
+
+
+def _point(lines: list[Line]) -> Point:
+    """One target."""
+    reached = [line["accuracy"] for line in lines]
+    return Point(
+        statistics.mean(line["flops"] / line["dense_flops"] for line in lines),
+        statistics.mean(line["before"] for line in lines),
+        statistics.mean(reached),
+        statistics.stdev(reached) if len(reached) > 1 else None,
+        len(reached),
+    )
+
+
+def _times(own: Standing, legr: Standing | None) -> dict[str, float | None]:
+    """Seconds of pruning and of everything, over LeGR's."""
+    if legr is None or not legr.pruning.seconds:
+        return {"pruning": None, "all": None}
+    both = own.pruning + own.tuning, legr.pruning + legr.tuning
+    return {
+        "pruning": own.pruning.seconds / legr.pruning.seconds,
+        "all": both[0].seconds / both[1].seconds,
+    }

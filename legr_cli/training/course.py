@@ -1,0 +1,70 @@
+"""A training from its first epoch to its best network, on record; whoever looks on is told."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from legr_cli.journal import Line
+from legr_cli.training.epochs import Files, recorded
+from legr_cli.training.finetune import Run
+from legr_cli.training.session import Session
+from legr_cli.training.tally import Watch
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What is told of a training: that it begins, or goes on; its steps; and its epochs."""
+
+    begun: Callable[[Line], None]  # with what the network reached before
+    step: Watch
+    epoch: Callable[[Line], None]
+
+
+@dataclass(frozen=True)
+class Course:
+    """What came of a training."""
+
+    model: nn.Module
+    header: Line
+    reached: Line  # empty for a process that does not lead
+
+
+@contextlib.contextmanager
+def followed(session: Session, run: Run, files: Files, sight: Sight) -> Iterator[Course]:
+    """Train to the end, from wherever the record stands; it is closed after the block."""
+    team, data, header = session.team, session.data, session.header()
+    then = files.begun() if team.leads else None
+    header["before"] = then and then.get("before")
+    if not team.told(then is not None):
+        header["before"] = run.measure(data.validation).line()
+    with contextlib.ExitStack() as stack:
+        record = None
+        if team.leads:
+            record = stack.enter_context(recorded(files, header, run.tensors()))
+            run.recall(record.book.lines.values())
+        run.agree()
+        sight.begun(header["before"])
+        while not run.over:
+            line = run.advance(sight.step)
+            if record is not None:
+                record.keep(line, run.tensors())
+            sight.epoch(line)
+        model = run.finish()
+        test = None if data.test is None else run.measure(data.test).line()
+        reached = {} if record is None else _reached(run, record.book.lines, test)
+        yield Course(model, header, reached)
+
+
+def _reached(run: Run, lines: dict[int, Line], test: Line | None) -> Line:
+    """What the best network reached, and what it took."""
+    epoch = int(run.standing["best_epoch"])
+    best = {key: lines[epoch][key] for key in ("accuracy", "loss")}
+    return {
+        "epochs": run.epoch,
+        "best_epoch": epoch,
+        "validation": {**best, "images": len(run.data.validation)},
+        "test": test,
+        "seconds": round(sum(line["seconds"] for line in lines.values()), 1),
+    }
