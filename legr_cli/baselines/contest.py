@@ -15,9 +15,10 @@ from legr_cli import __version__
 from legr_cli.baselines.arena import Arena, Level
 from legr_cli.baselines.methods import METHODS
 from legr_cli.baselines.spent import Spent
+from legr_cli.baselines.summary import FORMAT, VERSION, is_row
 from legr_cli.errors import BudgetError, LegrError, ModelError
 from legr_cli.files import staged
-from legr_cli.journal import Journal, Kind, Line, is_share
+from legr_cli.journal import Journal, Kind, Line
 from legr_cli.networks import Network, save_network, with_command
 from legr_cli.pruning import Study, carry_out, lowest_share, plans
 from legr_cli.ranking import write_ranking
@@ -31,8 +32,6 @@ from legr_cli.training.epochs import Files, key_of
 from legr_cli.training.loop import evaluate
 from legr_cli.training.session import Session
 from legr_cli.training.team import Team
-
-FORMAT, VERSION = "legr-comparison", 1
 
 
 @dataclass(frozen=True)
@@ -91,21 +90,13 @@ class Contest:
         return [Piece(number, *what) for number, what in enumerate(every)]
 
 
-def _is_sound(line: Line, _settings: Line) -> bool:
-    """Whether a piece's line has all that is read from it."""
-    words = all(isinstance(line.get(key), str) for key in ("method", "target"))
-    numbers = all(type(line.get(key)) is int for key in ("piece", "seed"))
-    done = is_share(line.get("accuracy")) and isinstance(line.get("pruning"), dict)
-    return words and numbers and (done or isinstance(line.get("error"), str))
-
-
 COMPARISON = Kind(
     format="legr-pieces",
     work="comparison",
     command="legr compare",
     key="piece",
     is_header=lambda _: True,
-    is_sound=_is_sound,
+    is_sound=lambda line, _: type(line.get("piece")) is int and is_row(line),
     error=LegrError,
 )
 

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from legr_cli.baselines.spent import Spent, read, total
-from legr_cli.journal import Line
+from legr_cli.journal import Line, is_share
+
+FORMAT, VERSION = "legr-comparison", 1
 
 
 @dataclass(frozen=True)
@@ -84,3 +86,39 @@ def _times(own: Standing, legr: Standing | None) -> dict[str, float | None]:
         "pruning": own.pruning.seconds / legr.pruning.seconds,
         "all": both[0].seconds / both[1].seconds,
     }
+
+
+def is_comparison(data: Line) -> bool:
+    """Whether all that a report reads of a compare.json is there and makes sense."""
+    rows, dense = data.get("rows"), data.get("dense")
+    return (
+        data.get("version") == VERSION
+        and isinstance(data.get("arch"), str)
+        and isinstance(dense, dict)
+        and is_share(dense.get("accuracy"))
+        and isinstance(rows, list)
+        and all(isinstance(row, dict) and is_row(row) for row in rows)
+    )
+
+
+def is_row(row: Line) -> bool:
+    """Whether a line tells of a network that was made, or why it was not."""
+    words = all(isinstance(row.get(key), str) for key in ("method", "target"))
+    named = words and type(row.get("seed")) is int and is_share(row.get("share"))
+    if isinstance(row.get("error"), str):
+        return named
+    costs = all(_is_count(row.get(key)) and row[key] for key in ("flops", "dense_flops"))
+    reached = all(is_share(row.get(key)) for key in ("before", "accuracy"))
+    spent = (row.get(key) for key in ("pruning", "tuning"))
+    return named and costs and reached and all(map(_is_spent, spent))
+
+
+def _is_spent(value: object) -> bool:
+    """Whether this is a cost."""
+    keys = ("seconds", "steps", "images")
+    return isinstance(value, dict) and all(_is_count(value.get(key)) for key in keys)
+
+
+def _is_count(value: object) -> bool:
+    """Whether this is a number from 0."""
+    return isinstance(value, int | float) and 0 <= value < 1e30

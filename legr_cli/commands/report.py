@@ -20,7 +20,7 @@ def report(
         typer.Argument(
             metavar="FILE|DIR…",
             show_default=False,
-            help="Networks, ranking.json, bench.json, or folders with them.",
+            help="Networks, ranking.json, bench.json, compare.json, or folders with them.",
         ),
     ],
     out: Annotated[
@@ -57,8 +57,9 @@ def report(
     """Put networks, their accuracy and latency, and the search on one page, to choose from.
 
     The page works from a file and without a network; picking a point shows its row. It has the
-    accuracy by FLOPs and by latency, latency by FLOPs, the search, channels kept by layer, α and κ,
-    all networks with links to their files, and the commands that made them.
+    accuracy by FLOPs and by latency, latency by FLOPs, methods side by side and what they cost, the
+    search, channels kept by layer, α and κ, all networks with links to their files, and the
+    commands that made them.
 
     Examples:
 
@@ -100,8 +101,8 @@ def _pictures(
     files: "Staged", facts: "Facts", folders: dict[str, Path | None], animation: Path | None
 ) -> list[Path]:
     """The pictures that were asked for."""
-    from legr_cli.report.charts import grids, plots
-    from legr_cli.report.figures import animate, save_grid, save_plot
+    from legr_cli.report.charts import bars, grids, plots
+    from legr_cli.report.figures import animate, save_bars, save_grid, save_plot
 
     made, drawn = [], plots(facts)
     for kind, folder in folders.items():
@@ -111,6 +112,9 @@ def _pictures(
         for plot in drawn:
             made.append(folder / f"{plot.key}.{kind}")
             save_plot(plot, files.file(made[-1]), kind)
+        for found in bars(facts):
+            made.append(folder / f"{found.key}.{kind}")
+            save_bars(found, files.file(made[-1]), kind)
         for tiles in grids(facts):
             made.append(folder / f"{tiles.key}.{kind}")
             save_grid(tiles, files.file(made[-1]), kind)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from legr_cli.deploy.bench import fitted_slope, points
-from legr_cli.report.collect import Facts, Line, Net, Search, device_of, row_of
+from legr_cli.report.collect import Comparison, Facts, Line, Net, Search, device_of, row_of
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Dot:
     y: float
     label: str
     net: int | None = None
+    spread: float = 0.0  # how far it may be off, up and down
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,87 @@ class Grid:
     rows: list[tuple[str, int, list[float]]]  # label, number of the network, a share a column
 
 
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each row, made of parts that lie end to end."""
+
+    key: str
+    title: str
+    x: str
+    parts: list[str]
+    rows: list[tuple[str, list[float]]]
+    note: str = ""
+
+
 def plots(facts: Facts) -> list[Plot]:
     """All pictures that there are facts for."""
-    made = [_accuracy_by_flops(facts.nets), *_accuracy_by_latency(facts)]
+    compared = [plot for found in facts.comparisons for plot in _compared(found)]
+    made = compared or [_accuracy_by_flops(facts.nets)]
+    made += _accuracy_by_latency(facts)
     made.append(latency_by_flops(facts.benches, facts.nets))
     for search in facts.searches:
         made += [_progress(search), *_rows(search)]
     return [plot for plot in made if any(series.dots for series in plot.series)]
+
+
+def bars(facts: Facts) -> list[Bars]:
+    """What every method cost, as shares of LeGR's whole cost, or in seconds without it."""
+    made = []
+    for number, found in enumerate(facts.comparisons, 1):
+        legr = next((own for own in found.standings if own.method == "legr"), None)
+        unit = (legr.pruning.seconds + legr.tuning.seconds) if legr else 0.0
+        rows = [
+            (own.method, [s.seconds / (unit or 1.0) for s in (own.pruning, own.tuning)])
+            for own in found.standings
+        ]
+        targets = len({row["target"] for row in found.data["rows"]})
+        made.append(
+            Bars(
+                f"cost-{number}",
+                f"Cost of {targets} networks of {found.data['arch']}",
+                "times LeGR's" if unit else "seconds",
+                ["pruning", "tuning"],
+                rows,
+                "pruning: to find out what to remove; tuning: to train what is left. "
+                "Seconds of one seed",
+            )
+        )
+    return made
+
+
+def _compared(found: Comparison) -> list[Plot]:
+    """Accuracy by FLOPs and method, means over seeds: after tuning, and before."""
+    dense = 100 * found.data["dense"]["accuracy"]
+    made = []
+    for key, title, mark in (
+        ("accuracy", "Accuracy by FLOPs", "compare"),
+        ("before", "Accuracy before tuning", "compare-before"),
+    ):
+        series = []
+        for own in found.standings:
+            dots = [
+                Dot(
+                    100 * point.share,
+                    100 * getattr(point, key),
+                    f"{own.method} {point.share:.0%}",
+                    spread=100 * (point.deviation or 0.0) if key == "accuracy" else 0.0,
+                )
+                for point in own.points.values()
+            ]
+            dots.append(Dot(100, dense, "dense"))
+            series.append(Series(own.method, sorted(dots, key=lambda dot: dot.x)))
+        seeds = len({row["seed"] for row in found.data["rows"]})
+        made.append(
+            Plot(
+                f"{mark}-{found.file.parent.name or 'here'}",
+                f"{title}: {found.data['arch']}",
+                "FLOPs, % of dense",
+                "test accuracy, %",
+                series,
+                f"means of {seeds} seeds; bars: one deviation" if seeds > 1 else "one seed",
+            )
+        )
+    return made
 
 
 def grids(facts: Facts) -> list[Grid]:
@@ -174,8 +249,8 @@ def _progress(search: Search) -> Plot:
 
 
 def _rows(search: Search) -> list[Plot]:
-    """α and κ by layer."""
-    layers = search.ranking["layers"]
+    """α and κ by layer, if it has them."""
+    layers = [row for row in search.ranking["layers"] if "scores" not in row]
     alpha = [
         Dot(i, math.log10(row["alpha"]), f"{row['name']}: α = {row['alpha']:.3g}")
         for i, row in enumerate(layers, 1)

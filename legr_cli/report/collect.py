@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from legr_cli.baselines.summary import FORMAT as COMPARISON
+from legr_cli.baselines.summary import Standing, is_comparison, standings
 from legr_cli.deploy import core
 from legr_cli.deploy.bench import checked
 from legr_cli.errors import LegrError, ReportError, first_line
@@ -70,12 +72,29 @@ class Search:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Methods side by side."""
+
+    file: Path
+    data: Line
+    standings: list[Standing]
+
+    def stands_for(self, path: Path) -> bool:
+        """Whether a file is one of the many that it sums up; networks of its first seed are not."""
+        folder, own = path.parent.name, path.parent.parent == self.file.parent
+        first = min((row["seed"] for row in self.data["rows"]), default=0)
+        shown = folder == "tuned" and path.stem.endswith(f"-seed{first}")
+        return own and folder in ("rankings", "pruned", "tuned") and not shown
+
+
+@dataclass(frozen=True)
 class Facts:
     """All that a report shows."""
 
     nets: list[Net]
     benches: list[Line]
     searches: list[Search]
+    comparisons: list[Comparison] = field(default_factory=list)
 
 
 def collect(paths: Iterable[Path]) -> Facts:
@@ -83,7 +102,11 @@ def collect(paths: Iterable[Path]) -> Facts:
     cards: dict[Path, Card] = {}
     benches: list[Line] = []
     searches: list[Search] = []
-    for path, asked in _found(paths):
+    found = _found(paths)
+    comparisons = [_comparison(path) for path, _ in found if path.name == "compare.json"]
+    for path, asked in found:
+        if not asked and any(comparison.stands_for(path) for comparison in comparisons):
+            continue
         try:
             if path.suffix == ".safetensors":
                 cards[path] = read_card(path)
@@ -96,14 +119,14 @@ def collect(paths: Iterable[Path]) -> Facts:
                 raise
     nets = [_net(path, card, cards) for path, card in cards.items()]
     nets = [_timed(net, benches) for net in nets]
-    if not (nets or benches or searches):
+    if not (nets or benches or searches or comparisons):
         raise ReportError("nothing of legr's was found there: name its files or folders")
     nets += _dense(nets, benches)
     if len({net.arch for net in nets}) > 1:
         nets = [replace(net, prefix=f"{net.arch} ") for net in nets]
     order = {"dense": 0, "legr": 1}
     nets.sort(key=lambda n: (n.arch, order.get(n.method, 2), n.method, n.flops or 0, n.file))
-    return Facts(_latest(nets), benches, searches)
+    return Facts(_latest(nets), benches, searches, comparisons)
 
 
 def _dense(nets: list[Net], benches: list[Line]) -> list[Net]:
@@ -135,33 +158,51 @@ def _found(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
     return list(found.items())
 
 
-def _read_json(path: Path, benches: list[Line], searches: list[Search], asked: bool) -> None:
-    """A measurement or a ranking; other JSON only matters if the user named it."""
+def _comparison(path: Path) -> Comparison:
+    """A compare.json, checked."""
+    data = _json(path)
+    if data.get("format") != COMPARISON or not is_comparison(data):
+        raise ReportError(f"{path} is damaged: it is not what legr compare writes")
+    return Comparison(path, data, standings(data["rows"]))
+
+
+def _json(path: Path) -> Line:
+    """An object; other JSON tells us nothing."""
     try:
-        data = json.loads(path.read_bytes())
+        return _object(json.loads(path.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
         raise ReportError(f"{path} is no readable JSON: {first_line(error)}") from error
-    kind = data.get("format") if isinstance(data, dict) else None
+
+
+def _read_json(path: Path, benches: list[Line], searches: list[Search], asked: bool) -> None:
+    """A measurement or a ranking; other JSON only matters if the user named it."""
+    data = _json(path)
+    kind = data.get("format")
     if kind == core.FORMAT:
         benches.append(checked(path, data))
     elif kind == RANKING:
         searches.append(Search(path, _with_rows(path, data), _candidates(path, data)))
-    elif asked:
+    elif asked and kind != COMPARISON:
         raise ReportError(f"{path} is no ranking and no measurement of legr's")
 
 
 def _with_rows(path: Path, data: Line) -> Line:
     """A ranking whose rows can be drawn."""
     rows = data.get("layers")
-    numbers = ("alpha", "kappa")
     if not isinstance(rows, list) or not all(
         isinstance(row, dict)
         and isinstance(row.get("name"), str)
-        and all(isinstance(row.get(key), int | float) and abs(row[key]) < 1e30 for key in numbers)
+        and all(isinstance(x, int | float) and abs(x) < 1e30 for x in _row_numbers(row))
         for row in rows
     ):
         raise ReportError(f"{path} is damaged: its layers are not what legr writes")
     return data
+
+
+def _row_numbers(row: Line) -> list[Any]:
+    """α and κ, or a score for each filter."""
+    scores = row.get("scores")
+    return scores if isinstance(scores, list) else [row.get("alpha"), row.get("kappa")]
 
 
 def _candidates(path: Path, data: Line) -> list[Line]:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from legr_cli.report.charts import Grid, Plot
+from legr_cli.report.charts import Bars, Grid, Plot
 
 FRAMES = 80  # of an animation, at most
 
@@ -18,9 +18,33 @@ def save_plot(plot: Plot, path: Path, kind: str) -> None:
     for series in plot.series:
         xs, ys = [dot.x for dot in series.dots], [dot.y for dot in series.dots]
         line, mark = "-" if series.joined else "", "o" if series.marked else ""
-        axes.plot(xs, ys, linestyle=line, marker=mark, markersize=4, label=_plain(series.name))
+        off = [dot.spread for dot in series.dots]
+        axes.errorbar(
+            xs,
+            ys,
+            off if any(off) else None,
+            linestyle=line,
+            marker=mark,
+            markersize=4,
+            label=_plain(series.name),
+        )
     if len(plot.series) > 1:
         axes.legend(frameon=False, fontsize="small")
+    figure.savefig(path, format=kind, dpi=200)
+
+
+def save_bars(bars: Bars, path: Path, kind: str) -> None:
+    """Bars as svg, png or pdf."""
+    figure = Figure(figsize=(5, 1.2 + 0.26 * len(bars.rows)), layout="constrained")
+    axes = figure.add_subplot()
+    labels, left = [_plain(label) for label, _ in bars.rows], np.zeros(len(bars.rows))
+    for number, part in enumerate(bars.parts):
+        values = np.array([row[number] for _, row in bars.rows])
+        axes.barh(labels, values, left=left, label=part)
+        left += values
+    axes.invert_yaxis()
+    axes.set(title=_plain(bars.title), xlabel=bars.x)
+    axes.legend(frameon=False, fontsize="small")
     figure.savefig(path, format=kind, dpi=200)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from legr_cli import __version__
-from legr_cli.report.charts import Grid, Plot, grids, plots
+from legr_cli.report.charts import Bars, Grid, Plot, bars, grids, plots
 from legr_cli.report.collect import Facts, Net, device_of
-from legr_cli.report.svg import drawn, tiled
+from legr_cli.report.svg import COLOURS, drawn, stacked, tiled
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -19,6 +19,7 @@ def page(facts: Facts, folder: Path) -> str:
     """The page, whose links lead from `folder` to the networks' files."""
     template = string.Template(TEMPLATE.read_text(encoding="utf-8"))
     figures = [_figure(plot) for plot in plots(facts)]
+    figures += [_bars(found) for found in bars(facts)]
     figures += [_tiles(found) for found in grids(facts)]
     archs = list(dict.fromkeys(net.arch for net in facts.nets))
     title = f"legr: {', '.join(archs)}" if archs else "legr"
@@ -26,9 +27,9 @@ def page(facts: Facts, folder: Path) -> str:
         title=escape(title),
         summary=escape(_summary(facts)),
         colours="\n".join(
-            f"polyline.s{i} {{ stroke: var(--c{i}); }} circle.s{i}, i.s{i} {{ fill: var(--c{i}); "
-            f"background: var(--c{i}); }}"
-            for i in range(6)
+            f"polyline.s{i} {{ stroke: var(--c{i}); }} circle.s{i}, rect.s{i}, i.s{i} "
+            f"{{ fill: var(--c{i}); background: var(--c{i}); }}"
+            for i in range(COLOURS)
         ),
         figures="\n".join(figures),
         table=_table(facts.nets, folder),
@@ -52,10 +53,22 @@ def _summary(facts: Facts) -> str:
 def _figure(plot: Plot) -> str:
     """A plot with its title, what the colours mean, and a note."""
     shown = [(i, s.name) for i, s in enumerate(plot.series) if s.dots]
-    keys = "".join(f'<span><i class="s{i % 6}"></i>{escape(name)}</span>' for i, name in shown)
+    return _framed(plot.title, shown, drawn(plot), plot.note)
+
+
+def _bars(found: Bars) -> str:
+    """The same for bars."""
+    return _framed(found.title, list(enumerate(found.parts)), stacked(found), found.note)
+
+
+def _framed(title: str, shown: list[tuple[int, str]], picture: str, note: str) -> str:
+    """A picture with its title, what the colours mean, and a note."""
+    keys = "".join(
+        f'<span><i class="s{i % COLOURS}"></i>{escape(name)}</span>' for i, name in shown
+    )
     key = f'<div class="key">{keys}</div>' if len(shown) > 1 else ""
-    note = f"<figcaption>{escape(plot.note)}</figcaption>" if plot.note else ""
-    return f"<figure><h2>{escape(plot.title)}</h2>{key}{drawn(plot)}{note}</figure>"
+    caption = f"<figcaption>{escape(note)}</figcaption>" if note else ""
+    return f"<figure><h2>{escape(title)}</h2>{key}{picture}{caption}</figure>"
 
 
 def _tiles(found: Grid) -> str:
@@ -118,7 +131,8 @@ def _commands(facts: Facts) -> str:
     """Everything that was typed, each once, in the order of making."""
     rankings = (search.ranking for search in facts.searches)
     made = [str(ranking["command"]) for ranking in rankings if "command" in ranking]
-    timed = [str(bench["command"]) for bench in facts.benches if "command" in bench]
+    others = [*facts.benches, *(found.data for found in facts.comparisons)]
+    timed = [str(line["command"]) for line in others if "command" in line]
     chains = [net.commands for net in facts.nets]
     longest = max(map(len, chains), default=0)
     steps = [chain[i] for i in range(longest) for chain in chains if i < len(chain)]

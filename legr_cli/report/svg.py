@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable
 from html import escape
 
-from legr_cli.report.charts import Grid, Plot, Series
+from legr_cli.report.charts import Bars, Grid, Plot, Series
 
 WIDE, HIGH = 440, 278
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 48  # what is left for the axes
 CELL, LABEL = 18, 110
+COLOURS = 9
 
 Place = Callable[[float, float], tuple[float, float]]  # of a point in the picture
 
@@ -16,7 +17,8 @@ Place = Callable[[float, float], tuple[float, float]]  # of a point in the pictu
 def drawn(plot: Plot) -> str:
     """A plot; its points tell what they are, and the number of their network."""
     dots = [dot for series in plot.series for dot in series.dots]
-    xs, ys = _ticks([dot.x for dot in dots]), _ticks([dot.y for dot in dots])
+    xs = _ticks([dot.x for dot in dots])
+    ys = _ticks([dot.y + off for dot in dots for off in (-dot.spread, dot.spread)])
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = (x - xs[0]) / (xs[-1] - xs[0]) * (WIDE - LEFT - RIGHT)
@@ -45,16 +47,41 @@ def _series(series: Series, number: int, at: Place) -> list[str]:
     parts = []
     if series.joined and len(places) > 1:
         path = " ".join(f"{x},{y}" for x, y in places)
-        parts.append(f'<polyline class="s{number % 6}" points="{path}"/>')
+        parts.append(f'<polyline class="s{number % COLOURS}" points="{path}"/>')
+    for dot in series.dots:
+        if dot.spread:
+            (x, low), (_, high) = at(dot.x, dot.y - dot.spread), at(dot.x, dot.y + dot.spread)
+            parts.append(f'<polyline class="s{number % COLOURS}" points="{x},{low} {x},{high}"/>')
     if series.marked:
         for (x, y), dot in zip(places, series.dots, strict=True):
             net = "" if dot.net is None else f' data-net="{dot.net}" tabindex="0"'
             tip = f"{series.name}: {dot.label} ({_text(dot.x)}, {_text(dot.y)})"
             parts.append(
-                f'<circle class="s{number % 6}" cx="{x}" cy="{y}" r="4"{net}>'
+                f'<circle class="s{number % COLOURS}" cx="{x}" cy="{y}" r="4"{net}>'
                 f"<title>{escape(tip)}</title></circle>"
             )
     return parts
+
+
+def stacked(bars: Bars) -> str:
+    """Bars from the left, and what each comes to at its end."""
+    most = max((sum(values) for _, values in bars.rows), default=0.0) or 1.0
+    scale = (WIDE - LABEL - 60) / most
+    parts = []
+    for row, (label, values) in enumerate(bars.rows):
+        top, left = row * CELL, float(LABEL)
+        parts.append(_word(LABEL - 6, top + 13, label, "end"))
+        for number, (name, value) in enumerate(zip(bars.parts, values, strict=True)):
+            tip = f"{label}, {name}: {_text(value)} {bars.x}"
+            parts.append(
+                f'<rect class="s{number}" x="{left:.1f}" y="{top + 2}" width="{value * scale:.1f}" '
+                f'height="{CELL - 4}"><title>{escape(tip)}</title></rect>'
+            )
+            left += value * scale
+        parts.append(_word(round(left + 5, 1), top + 13, f"{sum(values):.3g}", "start"))
+    high = len(bars.rows) * CELL + 20
+    parts.append(_word((LABEL + WIDE - 60) / 2, high - 4, bars.x))
+    return _svg(WIDE, high, bars.title, parts)
 
 
 def tiled(grid: Grid) -> str:
