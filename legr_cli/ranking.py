@@ -104,6 +104,11 @@ def scored(known: Filters, scores: np.ndarray, method: str) -> Ranking:
     return Ranking(tuple(rows), method)
 
 
+def mean(known: Filters) -> np.ndarray:
+    """By layer, the mean of its filters' squared norms."""
+    return np.array([known.norm2[known.layer == i].mean() for i in range(len(known.names))])
+
+
 def spread(known: Filters) -> np.ndarray:
     """By layer, the standard deviation of its filters' squared norms."""
     return np.array([known.norm2[known.layer == i].std() for i in range(len(known.names))])

@@ -13,6 +13,7 @@ from legr_cli.settings import Search
 
 LAYERS = 23
 SPREAD = np.linspace(0.5, 3.0, LAYERS)
+MEAN = np.linspace(9.0, 2.0, LAYERS)
 
 
 def planted(candidate: Candidate) -> Fitness:
@@ -25,7 +26,7 @@ def planted(candidate: Candidate) -> Fitness:
 
 
 def run(settings: Search, fitness=planted) -> tuple[Evolution, list[Candidate]]:
-    evolution = Evolution(SPREAD, settings, np.random.default_rng(settings.seed))
+    evolution = Evolution(MEAN, SPREAD, settings, np.random.default_rng(settings.seed))
     asked = []
     for _ in range(settings.candidates):
         asked.append(evolution.ask())
@@ -94,7 +95,7 @@ def test_ties_go_to_the_lower_loss() -> None:
 
 
 def test_steps_shrink_in_a_straight_line() -> None:
-    evolution = Evolution(SPREAD, Search(candidates=101, sigma=1.0, sigma_end=0.2), None)
+    evolution = Evolution(MEAN, SPREAD, Search(candidates=101, sigma=1.0, sigma_end=0.2), None)
     assert [evolution.step(n) for n in (0, 50, 100)] == pytest.approx([1.0, 0.6, 0.2])
 
 
@@ -119,7 +120,7 @@ def test_beats_random_search_on_a_planted_problem() -> None:
 
 
 def test_what_is_not_new_is_drawn_again() -> None:
-    evolution = Evolution(SPREAD, Search(), np.random.default_rng(0))
+    evolution = Evolution(MEAN, SPREAD, Search(), np.random.default_rng(0))
     drawn: list[Candidate] = []
 
     def is_new(candidate: Candidate) -> bool:
@@ -130,3 +131,22 @@ def test_what_is_not_new_is_drawn_again() -> None:
     assert evolution.ask(is_new) is drawn[4]
     assert {candidate.number for candidate in drawn[1:]} == {1}
     assert evolution.ask(lambda _: False).number == 2  # after some draws it is taken as it is
+
+
+def test_a_standard_start_changes_layers_about_their_mean() -> None:
+    """Layer l: α = 1/spread, κ = −mean/spread; a change of its α leaves a filter of mean norm."""
+    settings = Search(candidates=12, population=12, sample=12, start="standard")
+    _, asked = run(settings)
+    assert np.array_equal(asked[0].genes["alpha"], np.ones(LAYERS))
+    assert asked[1].genes["alpha"] == pytest.approx(1 / SPREAD)
+    assert asked[1].genes["kappa"] == pytest.approx(-MEAN / SPREAD)
+    rng = np.random.default_rng(settings.seed)  # the draws of the first change, once more
+    layers = np.sort(rng.choice(np.arange(LAYERS), 2, replace=False))
+    grown, moved = np.exp(rng.standard_normal(2)), rng.standard_normal(2)
+    genes = asked[2].genes
+    at_mean = genes["alpha"] * MEAN + genes["kappa"]
+    assert at_mean[layers] == pytest.approx(moved)  # a · 0 + b, b in deviations of the origin
+    above = genes["alpha"] * (MEAN + SPREAD) + genes["kappa"]
+    assert above[layers] == pytest.approx(grown + moved)
+    others = np.setdiff1d(np.arange(LAYERS), layers)
+    assert at_mean[others] == pytest.approx(0, abs=1e-12)

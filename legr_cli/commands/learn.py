@@ -60,9 +60,10 @@ def learn(
     start: Annotated[
         str,
         typer.Option(
-            metavar="identity|random",
+            metavar="identity|standard|random",
             rich_help_panel=_SEARCH,
-            help="The first candidates: changes of α = 1, κ = 0, or all layers at random.",
+            help="The first candidates: changes of α = 1, κ = 0; of all layers brought to mean 0 "
+            "and deviation 1; or all layers at random.",
         ),
     ] = "identity",
     seed: Annotated[

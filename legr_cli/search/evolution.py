@@ -65,10 +65,18 @@ class Explorer:
 class Evolution(Explorer):
     """A pool of the latest candidates; the fittest of a sample is mutated, the oldest goes."""
 
-    def __init__(self, spread: np.ndarray, settings: Search, rng: np.random.Generator) -> None:
+    def __init__(
+        self, mean: np.ndarray, spread: np.ndarray, settings: Search, rng: np.random.Generator
+    ) -> None:
+        """`mean` and `spread`: by layer, of its filters' squared norms."""
         super().__init__()
-        self.spread = spread  # by layer, the deviation of its filters' squared norms
+        self.spread = spread
         self.settings, self.rng = settings, rng
+        self.identity = {"alpha": np.ones(len(spread)), "kappa": np.zeros(len(spread))}
+        self.origin = self.identity
+        if settings.start == "standard":
+            alpha = 1 / np.where(spread > 0, spread, 1.0)
+            self.origin = {"alpha": alpha, "kappa": -alpha * mean}
         self.pool: deque[tuple[Candidate, Fitness]] = deque(maxlen=settings.population)
 
     def tell(self, candidate: Candidate, fitness: Fitness) -> None:
@@ -78,9 +86,10 @@ class Evolution(Explorer):
 
     def _draw(self, number: int) -> Candidate:
         """A candidate; the first is the identity, so that no search ends below it."""
-        ones, zeros = np.ones(len(self.spread)), np.zeros(len(self.spread))
-        origin = Candidate(number, {"alpha": ones, "kappa": zeros})
+        origin = Candidate(number, self.origin)
         if number == 0:
+            return Candidate(number, self.identity)
+        if number == 1 and self.settings.start == "standard":
             return origin
         everywhere = np.arange(len(self.spread))
         if self.settings.start == "random" and number < self.settings.population:
@@ -102,9 +111,17 @@ class Evolution(Explorer):
     def _mutated(
         self, parent: Candidate, number: int, layers: np.ndarray, known: int | None
     ) -> Candidate:
-        """α × exp(N(0, σ²)) and κ + σ·N(0, spread²) at these layers."""
+        """a × exp(N(0, σ²)) and b + σ·N(0, spread²) at these layers.
+
+        Here a and b are what α and κ do to the origin's importance, a·(α₀·‖Θ‖² + κ₀) + b, and
+        spread is its deviation. Where the origin is the identity they are α and κ themselves.
+        """
         alpha, kappa = parent.genes["alpha"].copy(), parent.genes["kappa"].copy()
+        scale, shift = self.origin["alpha"][layers], self.origin["kappa"][layers]
         sigma = self.step(number)
-        alpha[layers] *= np.exp(sigma * self.rng.standard_normal(len(layers)))
-        kappa[layers] += sigma * self.spread[layers] * self.rng.standard_normal(len(layers))
+        a = alpha[layers] / scale
+        b = kappa[layers] - a * shift
+        a *= np.exp(sigma * self.rng.standard_normal(len(layers)))
+        b += sigma * scale * self.spread[layers] * self.rng.standard_normal(len(layers))
+        alpha[layers], kappa[layers] = a * scale, a * shift + b
         return Candidate(number, {"alpha": alpha, "kappa": kappa}, known)
