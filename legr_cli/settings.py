@@ -243,6 +243,7 @@ class Compare:
     def __post_init__(self) -> None:
         if len(set(self.methods)) < len(self.methods):
             raise SettingError("--methods: one is named twice")
+        _ = Prune(targets=self.targets, align=self.align, min_keep=self.min_keep)
         for target in self.targets:
             _ = self.search(target.value, self.seed)  # checks all that they share
         _within(

@@ -165,6 +165,7 @@ def compare(
     from legr_cli.commands.typed import typed
     from legr_cli.networks import open_network
     from legr_cli.pruning import study
+    from legr_cli.search.session import check_fitness
     from legr_cli.settings import FITNESS, Compare, parse_align, parse_input
     from legr_cli.targets import parse_targets
     from legr_cli.training.data import open_data, parse_statistics
@@ -200,6 +201,7 @@ def compare(
         network = open_network(checkpoint, arch, classes, size)
         network.model.float()  # images come in single precision
         known = study(network)
+        check_fitness(known, fitness)
 
         def opened(number: int) -> "Data":
             return open_data(

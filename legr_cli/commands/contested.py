@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from legr_cli.commands import show
 from legr_cli.commands.live import Live, Pace
 from legr_cli.commands.typed import go_on
+from legr_cli.errors import LegrError
 
 if TYPE_CHECKING:
     from legr_cli.baselines.contest import Contest, Piece
@@ -55,6 +56,8 @@ def contested(contest: "Contest", data: "Data", resume: bool, force: bool, as_js
     with staged() as files:
         text = json.dumps(found, indent=1, allow_nan=False) + "\n"
         files.file(folder / "compare.json").write_text(text, encoding="utf-8")
+    if all("error" in row for row in found["rows"]):
+        raise LegrError(f"nothing could be compared: {found['rows'][0]['error']}")
     _show(contest, found, as_json)
 
 

@@ -107,7 +107,12 @@ class Session:
 def check_reach(known: Study, settings: Search) -> None:
     """ζ̂ must be within reach, and BatchNorm there where its statistics are wanted."""
     plans(known, identity(known.filters), settings.cut)
-    if settings.fitness == "bn" and not has_statistics(known.network.model):
+    check_fitness(known, settings.fitness)
+
+
+def check_fitness(known: Study, fitness: str) -> None:
+    """BatchNorm must be there where its statistics are wanted."""
+    if fitness == "bn" and not has_statistics(known.network.model):
         raise SettingError(
             "--fitness bn: this network has no BatchNorm; use --fitness finetune or none"
         )

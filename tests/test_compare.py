@@ -1,0 +1,197 @@
+"""`legr compare`, end to end, on the digits inside the package."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from digits_net import normless
+from running import await_lines, fails, legr, runner, spawn
+
+from legr_cli.baselines.methods import METHODS
+from legr_cli.baselines.summary import standings
+from legr_cli.cli import app
+from legr_cli.networks import read_card
+
+NET = ("--arch", "digits_net:build", "--input", "3x32x32", "--data", "digits")
+SMALL = ("--candidates", 4, "--fitness", "bn", "--steps", 1, "--round-units", 6)
+SMALL = (*SMALL, "--round-steps", 1, "--trials", 2, "--trial-steps", 3, "--epochs", 1)
+SMALL = (*SMALL, "--flops", "0.4,0.7", "--align", 1)
+
+
+def compared(folder: Path) -> dict:
+    """compare.json, without what differs between two runs."""
+    data = json.loads((folder / "compare.json").read_text())
+    for row in data["rows"]:
+        for kind in ("pruning", "tuning"):
+            assert row[kind].pop("seconds") >= 0
+    del data["command"]
+    return data
+
+
+@pytest.fixture(scope="module")
+def versus(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All methods, once."""
+    folder = tmp_path_factory.mktemp("compare") / "versus"
+    out = legr("compare", weights, *NET, *SMALL, "--methods", "all", "--out", folder)
+    assert out == f"{folder / 'compare.json'}\n"
+    return folder
+
+
+def test_every_method_meets_every_target(versus: Path) -> None:
+    rows = compared(versus)["rows"]
+    made = [(row["method"], row["target"]) for row in rows]
+    assert made == [(m, t) for m in METHODS for t in ("flops70", "flops40")]
+    for row in rows:
+        assert row["share"] - 0.05 < row["flops"] / row["dense_flops"] <= row["share"]
+        card = read_card(versus / row["file"])
+        assert card.notes["method"] == row["method"]
+        assert card.notes["flops"] == {"before": row["dense_flops"], "after": row["flops"]}
+        assert card.notes["training"]["test"]["accuracy"] == row["accuracy"]
+        assert "legr compare" in card.notes["commands"][-1]
+
+
+def test_costs_are_counted(versus: Path) -> None:
+    """Four candidates with a batch of 128 to adapt on and 142 images to measure on."""
+    costs: dict[str, list[dict]] = {}
+    for row in compared(versus)["rows"]:
+        costs.setdefault(row["method"], []).append(row["pruning"])
+    free = {"steps": 0, "images": 0}
+    search = {"steps": 0, "images": 4 * (128 + 142)}
+    assert costs["norm"] == costs["uniform"] == [free, free]
+    assert costs["legr"] == costs["legr-ddpg"] == [search, free]
+    assert costs["amc"] == [search, search]
+    assert costs["morphnet"] == [{"steps": 6, "images": 6 * 128}] * 2
+    for method in ("taylor", "fisher"):
+        lines = (versus / f"rankings/{method}-seed0.rounds.jsonl").read_text().splitlines()[1:]
+        assert sum(cost["steps"] for cost in costs[method]) == len(lines)
+        assert all(cost["images"] == 128 * cost["steps"] for cost in costs[method])
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("norm", "uniform")])
+def test_prune_takes_the_rankings(method: str, versus: Path, weights: Path, tmp_path: Path) -> None:
+    """The same channels go; what stays are the dense network's own weights."""
+    each = "-flops40" if METHODS[method].each else ""
+    ranking = versus / f"rankings/{method}{each}-seed0.json"
+    out = tmp_path / "net.safetensors"
+    net = ("--arch", "digits_net:build", "--input", "3x32x32", "--align", 1)
+    legr("prune", weights, *net, "--ranking", ranking, "--flops", 0.4, "--out", out)
+    card = read_card(out)
+    assert card.kept == read_card(versus / f"pruned/{method}-flops40-seed0.safetensors").kept
+    assert card.notes["method"] == method
+
+
+def test_the_page_shows_it(versus: Path, tmp_path: Path) -> None:
+    page = tmp_path / "r.html"
+    legr("report", versus, "--out", page, "--png", tmp_path / "png")
+    text = page.read_text(encoding="utf-8")
+    assert "Accuracy by FLOPs: digits_net:build" in text
+    assert "Cost of 2 networks of digits_net:build" in text
+    assert text.count('class="s0"') > 3
+    names = {path.name for path in (tmp_path / "png").iterdir()}
+    assert names == {
+        "compare-versus.png", "compare-before-versus.png", "cost-1.png", "channels.png"
+    }  # fmt: skip
+    for damage in ('{"format": "legr-comparison"}', "[1]", "{"):
+        bad = tmp_path / "bad" / "compare.json"
+        bad.parent.mkdir(exist_ok=True)
+        bad.write_text(damage)
+        assert str(bad) in fails("report", bad, "--out", page)
+
+
+def test_killed_and_resumed_it_ends_the_same(versus: Path, weights: Path, tmp_path: Path) -> None:
+    """Killed in the middle of a search, of rounds and of trials."""
+    folder = tmp_path / "versus"
+    args = ("legr_cli", "compare", weights, *NET, *SMALL, "--methods", "all", "--out", folder)
+    moments = (
+        folder / "rankings/amc-flops70-seed0.history.jsonl",
+        folder / "rankings/fisher-seed0.rounds.jsonl",
+        folder / "rankings/morphnet-flops40-seed0.rounds.jsonl",
+    )
+    for number, moment in enumerate(moments):
+        process = spawn(*args, *(["--resume"] if number else []))
+        await_lines(moment, 2)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert not (folder / "compare.json").exists()
+    assert "--resume goes on" in fails(*args[1:])
+    legr(*args[1:], "--resume")
+    assert compared(folder) == compared(versus)
+    changed = (*args[1:], "--resume", "--candidates", 5)
+    assert "--candidates was 4, is 5" in fails(*changed)
+    seen = (folder / "compare.jsonl").read_bytes()
+    legr(*args[1:], "--resume")
+    assert (folder / "compare.jsonl").read_bytes() == seen
+
+
+def test_several_seeds(weights: Path, tmp_path: Path) -> None:
+    """Other images are held out, and the mean is that of the rows."""
+    folder = tmp_path / "v"
+    args = ("--methods", "uniform,random", "--repeats", 2, "--seed", 3, "--workers", 2)
+    legr("compare", weights, *NET, *SMALL, *args, "--out", folder)
+    rows = compared(folder)["rows"]
+    assert sorted({row["seed"] for row in rows}) == [3, 4]
+    data = json.loads((folder / "compare.json").read_text())
+    uniform, _ = standings(data["rows"])
+    own = [row["accuracy"] for row in rows if (row["method"], row["share"]) == ("uniform", 0.7)]
+    point = uniform.points["flops70"]
+    assert point.accuracy == pytest.approx(sum(own) / 2)
+    assert point.deviation == pytest.approx(abs(own[0] - own[1]) / 2**0.5)
+    assert uniform.times == {"pruning": None, "all": None}  # there is no LeGR to compare with
+
+
+def test_what_cannot_be_done_is_told(weights: Path, tmp_path: Path) -> None:
+    """A network without BatchNorm, and a target that nothing reaches: the others go on."""
+    bare = tmp_path / "bare.pth"
+    torch.manual_seed(0)
+    torch.save(normless().state_dict(), bare)
+    net = ("--arch", "digits_net:normless", "--input", "3x32x32", "--data", "digits")
+    small = (*SMALL, "--fitness", "none", "--flops", "0.001,0.7")
+    args = ("compare", bare, *net, *small, "--methods", "morphnet,uniform")
+    result = runner.invoke(app, [str(arg) for arg in (*args, "--out", tmp_path / "v")])
+    assert result.exit_code == 0, result.output
+    assert "morphnet needs BatchNorm, and this network has none" in result.stderr
+    assert "the lowest share of FLOPs that can be reached is 0.0" in result.stderr
+    rows = json.loads((tmp_path / "v" / "compare.json").read_text())["rows"]
+    assert ["error" in row for row in rows] == [True, True, False, True]
+    alone = (*args[:-1], "morphnet", "--out", tmp_path / "alone")
+    assert "nothing could be compared: " in fails(*alone)
+    bn = (*args, "--fitness", "bn", "--out", tmp_path / "bn")
+    assert "this network has no BatchNorm" in fails(*bn)
+    assert not (tmp_path / "bn").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--methods", "legr,magic"), "--methods magic: expected all, or some of legr, norm, "),
+        (("--methods", "legr,legr"), "--methods: one is named twice"),
+        (("--methods", ""), "--methods : expected all"),
+        (("--flops", "1.5"), "--flops must be over 0 and at most 1"),
+        (("--flops", "0.4,0.4"), "a target is given twice"),
+        (("--round-steps", 0), "--round-steps must be at least 1"),
+        (("--round-lr", "nan"), "--round-lr must be at least"),
+        (("--trials", 0), "--trials must be at least 1"),
+        (("--repeats", 0), "--repeats must be at least 1"),
+        (("--candidates", 0), "--candidates must be at least 1"),
+        (("--recipe", "slow"), "--recipe slow: expected"),
+        (("--resume", "--force"), "choose one"),
+    ],
+)
+def test_bad_input(args: tuple, message: str, weights: Path, tmp_path: Path) -> None:
+    assert message in fails("compare", weights, *NET, *args, "--out", tmp_path / "v")
+    assert not (tmp_path / "v").exists()
+
+
+def test_bad_places(weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("x")
+    (tmp_path / "file").write_text("x")
+    for name, message in (
+        ("full", "has other things in it"),
+        ("file", "is a file"),
+        ("none/v", "does not exist"),
+    ):
+        assert message in fails("compare", weights, *NET, "--out", tmp_path / name)
+    assert (tmp_path / "full" / "mine.txt").read_text() == "x"
