@@ -27,6 +27,7 @@ def contested(contest: "Contest", data: "Data", resume: bool, force: bool, as_js
     if force:
         for name in ("rankings", "pruned", "tuned"):
             shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / "compare.json").unlink(missing_ok=True)
     folder.mkdir(exist_ok=True)
     path, total = folder / "compare.jsonl", len(contest.pieces())
     then = read_header(path, COMPARISON) if resume else None
