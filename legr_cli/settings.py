@@ -118,8 +118,8 @@ class Search:
     mutate: float = 0.1  # u: share of the layers that change
     sigma: float = 1.0  # random walk of log α; κ walks by its layer's deviation × sigma
     sigma_end: float = 1.0  # what sigma has come to at the last candidate
-    start: str = "identity"  # the first pool: changes of α = 1, κ = 0, of every layer
-    # standardised (α = 1/deviation, κ = −mean/deviation), or all layers at random
+    start: str = "auto"  # the first pool: changes of the identity (α = 1, κ = 0), of standardised
+    # layers (α = 1/deviation, κ = −mean/deviation), of the fitter of the two; or all at random
     fitness: str = "finetune"
     steps: int = FITNESS["finetune"]  # τ̂: batches to adapt on
     batch_size: int = 128
@@ -148,7 +148,7 @@ class Search:
                 f"--population {self.population} is smaller than --sample {self.sample}: "
                 "parents are sampled from the population"
             )
-        _one_of(self, fitness=tuple(FITNESS), start=("identity", "standard", "random"))
+        _one_of(self, fitness=tuple(FITNESS), start=("auto", "identity", "standard", "random"))
         for name in ("mutate", "sigma", "sigma_end", "lr"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise SettingError(f"{option(name)} must be over 0, got {value}")
@@ -224,6 +224,9 @@ class Compare:
     training: Training  # of every network in the end
     align: Align = Align()
     min_keep: float = 0.1
+    search_flops: float | None = (
+        None  # where rankings for all targets are learned; None: the lowest
+    )
     candidates: int = 400  # of every search; AMC's episodes for each target
     fitness: str = "finetune"
     steps: int = FITNESS["finetune"]
@@ -244,8 +247,9 @@ class Compare:
         if len(set(self.methods)) < len(self.methods):
             raise SettingError("--methods: one is named twice")
         _ = Prune(targets=self.targets, align=self.align, min_keep=self.min_keep)
-        for target in self.targets:
-            _ = self.search(target.value, self.seed)  # checks all that they share
+        _ = self.search(self.search_flops or self.targets[0].value, self.seed)  # what they share
+        if self.search_flops is not None:
+            _ = Target("search-flops", self.search_flops)
         _within(
             self,
             round_units=(1, MANY),

@@ -45,11 +45,11 @@ def test_the_seed_decides() -> None:
     for a, b in zip(one, two, strict=True):
         assert np.array_equal(a.genes["alpha"], b.genes["alpha"])
         assert np.array_equal(a.genes["kappa"], b.genes["kappa"])
-    assert not np.array_equal(one[1].genes["alpha"], other[1].genes["alpha"])
+    assert not np.array_equal(one[2].genes["alpha"], other[2].genes["alpha"])
 
 
 def test_first_is_the_identity_then_a_tenth_of_the_layers_changes() -> None:
-    _, asked = run(Search())
+    _, asked = run(Search(start="identity"))
     assert np.array_equal(asked[0].genes["alpha"], np.ones(LAYERS))
     assert np.array_equal(asked[0].genes["kappa"], np.zeros(LAYERS))
     origin = asked[0]
@@ -150,3 +150,14 @@ def test_a_standard_start_changes_layers_about_their_mean() -> None:
     assert above[layers] == pytest.approx(grown + moved)
     others = np.setdiff1d(np.arange(LAYERS), layers)
     assert at_mean[others] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("better", [0, 1])
+def test_by_default_the_fitter_start_is_changed(better: int) -> None:
+    """Once both are known; from the pool on, parents are what they are."""
+    settings = Search(candidates=16, sample=16)
+    score = {better: Fitness(0.5, 0.0)}
+    _, asked = run(settings, lambda c: score.get(c.number, Fitness(0.1, 0.0)))
+    for candidate in asked[2:]:
+        same = candidate.genes["alpha"] == asked[better].genes["alpha"]
+        assert np.count_nonzero(same) == LAYERS - 2

@@ -54,9 +54,10 @@ def _unsearched(
 def _once(
     name: str, way: Ways, arena: Arena, targets: list[Target], todo: set[Target]
 ) -> Iterator[Level]:
-    """One search at the lowest target, whose ranking serves all; the first one pays for it."""
+    """One search, as a rule at the lowest target, for all of them; the first one pays for it."""
     if todo:
-        ranking, spent = _searched(name, way, arena, targets[-1], None)
+        at = arena.settings.search_flops or targets[-1].value
+        ranking, spent = _searched(name, way, arena, at, None)
         for target in _falling(todo):
             yield Level(target, arena.known, ranking, spent if target == targets[0] else Spent())
 
@@ -66,20 +67,20 @@ def _each(
 ) -> Iterator[Level]:
     """A search for each target."""
     for target in _falling(todo):
-        yield Level(target, arena.known, *_searched(name, way, arena, target, target))
+        yield Level(target, arena.known, *_searched(name, way, arena, target.value, target))
 
 
 def _searched(
-    name: str, way: Ways, arena: Arena, at: Target, only: Target | None
+    name: str, way: Ways, arena: Arena, at: float, only: Target | None
 ) -> tuple[Ranking, Spent]:
     """A search on record, what it found and what it took."""
-    settings = arena.settings.search(at.value, arena.seed)
+    settings = arena.settings.search(at, arena.seed)
     session = Session(arena.known, arena.data, settings, arena.device, name, way)
     history = history_of(arena.file(name, only))
 
     def watch(state: Progress) -> None:
         best = f"best {state.best['accuracy']:.2%}"
-        arena.tell(f"candidate {state.done}/{settings.candidates} at {at.value:.0%}, {best}")
+        arena.tell(f"candidate {state.done}/{settings.candidates} at {at:.0%}, {best}")
 
     header = {**session.header(), "dense": arena.dense}
     with journal(history, HISTORY, header, resume=True) as book:

@@ -47,6 +47,15 @@ def compare(
     ] = 0,
     resume: options.Resume = False,
     force: options.Force = False,
+    search_flops: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            show_default="the lowest --flops",
+            rich_help_panel=_SEARCH,
+            help="Where candidates are compared, except amc's.",
+        ),
+    ] = None,
     candidates: Annotated[
         int,
         typer.Option(
@@ -178,6 +187,7 @@ def compare(
         training=settings_of(recipe, **({} if epochs is None else {"epochs": epochs})),
         align=parse_align(align),
         min_keep=min_keep,
+        search_flops=search_flops,
         candidates=candidates,
         fitness=fitness,
         steps=FITNESS.get(fitness, 0) if steps is None or fitness == "none" else steps,

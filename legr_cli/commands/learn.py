@@ -60,12 +60,12 @@ def learn(
     start: Annotated[
         str,
         typer.Option(
-            metavar="identity|standard|random",
+            metavar="auto|identity|standard|random",
             rich_help_panel=_SEARCH,
-            help="The first candidates: changes of α = 1, κ = 0; of all layers brought to mean 0 "
-            "and deviation 1; or all layers at random.",
+            help="The first candidates: changes of α = 1, κ = 0 (identity); of all layers brought "
+            "to mean 0 and deviation 1 (standard); of the fitter of the two; or all at random.",
         ),
-    ] = "identity",
+    ] = "auto",
     seed: Annotated[
         int, typer.Option(rich_help_panel=_SEARCH, help="Same seed and workers, same ranking.")
     ] = 0,

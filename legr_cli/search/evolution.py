@@ -73,24 +73,37 @@ class Evolution(Explorer):
         self.spread = spread
         self.settings, self.rng = settings, rng
         self.identity = {"alpha": np.ones(len(spread)), "kappa": np.zeros(len(spread))}
-        self.origin = self.identity
-        if settings.start == "standard":
-            alpha = 1 / np.where(spread > 0, spread, 1.0)
-            self.origin = {"alpha": alpha, "kappa": -alpha * mean}
+        alpha = 1 / np.where(spread > 0, spread, 1.0)
+        self.standard = {"alpha": alpha, "kappa": -alpha * mean}
+        self.known: list[Fitness] = []  # of the first candidates, to choose where to begin
         self.pool: deque[tuple[Candidate, Fitness]] = deque(maxlen=settings.population)
 
     def tell(self, candidate: Candidate, fitness: Fitness) -> None:
         """Take a candidate into the pool; the oldest makes room."""
         super().tell(candidate, fitness)
         self.pool.append((candidate, fitness))
+        if candidate.number < 2:
+            self.known.append(fitness)
+
+    @property
+    def origin(self) -> Genes:
+        """What the first candidates are changes of; by default the fitter of the two, once known.
+
+        Where layers are deep and many add up in one unit, plain norms keep what they add to; where
+        little is to be left, layers that are brought to one scale are cut more evenly.
+        """
+        start = self.settings.start
+        if start == "auto" and len(self.known) == 2:
+            start = "identity" if self.known[0] >= self.known[1] else "standard"
+        return self.standard if start in ("auto", "standard") else self.identity
 
     def _draw(self, number: int) -> Candidate:
         """A candidate; the first is the identity, so that no search ends below it."""
-        origin = Candidate(number, self.origin)
         if number == 0:
             return Candidate(number, self.identity)
-        if number == 1 and self.settings.start == "standard":
-            return origin
+        if number == 1 and self.settings.start in ("auto", "standard"):
+            return Candidate(number, self.standard)
+        origin = Candidate(number, self.origin)
         everywhere = np.arange(len(self.spread))
         if self.settings.start == "random" and number < self.settings.population:
             return self._mutated(origin, number, everywhere, None)
@@ -117,7 +130,8 @@ class Evolution(Explorer):
         spread is its deviation. Where the origin is the identity they are α and κ themselves.
         """
         alpha, kappa = parent.genes["alpha"].copy(), parent.genes["kappa"].copy()
-        scale, shift = self.origin["alpha"][layers], self.origin["kappa"][layers]
+        origin = self.origin
+        scale, shift = origin["alpha"][layers], origin["kappa"][layers]
         sigma = self.step(number)
         a = alpha[layers] / scale
         b = kappa[layers] - a * shift
