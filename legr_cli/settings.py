@@ -247,9 +247,9 @@ class Compare:
         if len(set(self.methods)) < len(self.methods):
             raise SettingError("--methods: one is named twice")
         _ = Prune(targets=self.targets, align=self.align, min_keep=self.min_keep)
-        _ = self.search(self.search_flops or self.targets[0].value, self.seed)  # what they share
         if self.search_flops is not None:
             _ = Target("search-flops", self.search_flops)
+        _ = self.search(self.search_flops or self.targets[0].value, self.seed)  # what they share
         _within(
             self,
             round_units=(1, MANY),

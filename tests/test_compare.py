@@ -170,6 +170,7 @@ def test_what_cannot_be_done_is_told(weights: Path, tmp_path: Path) -> None:
         (("--methods", ""), "--methods : expected all"),
         (("--flops", "1.5"), "--flops must be over 0 and at most 1"),
         (("--flops", "0.4,0.4"), "a target is given twice"),
+        (("--search-flops", 0), "--search-flops must be over 0"),
         (("--round-steps", 0), "--round-steps must be at least 1"),
         (("--round-lr", "nan"), "--round-lr must be at least"),
         (("--trials", 0), "--trials must be at least 1"),
