@@ -1,4 +1,4 @@
-"""CIFAR-10 with real pre-trained ResNets: every figure of docs/results.md, by legr's commands alone.
+"""CIFAR-10 with real pre-trained ResNets: what docs/results.md has of it, by legr commands alone.
 
     python benchmarks/cifar10/run.py WEIGHTS CIFAR10 docs/results/cifar10 [STAGE …]
 
