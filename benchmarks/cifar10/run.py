@@ -106,12 +106,7 @@ def tau(bench: Bench) -> None:
         bench.legr(
             "learn", *base, folder / f"tau-{name}.json", *words, result=folder / f"{name}.json"
         )
-    rankings = _candidates(folder / "tau-bn.json", range(16), folder)
-    for ranking in rankings:
-        net = ranking.with_suffix(".safetensors")
-        cut = ("--ranking", ranking, "--flops", 0.3, "--align", 1, "--out", net)
-        bench.legr("prune", *bench.dense("resnet20"), *cut)
-        bench.tune(net, 2)
+    _tuned(bench, _candidates(folder / "tau-bn.json", range(16), folder), 0.3)
 
 
 def candidates(bench: Bench) -> None:
@@ -123,11 +118,7 @@ def candidates(bench: Bench) -> None:
     lines = _history(out)
     firsts = (lines[:count] for count in (50, 100, 200, 400))
     bests = [max(some, key=lambda line: line["accuracy"])["candidate"] for some in firsts]
-    for ranking in _candidates(out, dict.fromkeys(bests), folder):
-        net = ranking.with_suffix(".safetensors")
-        cut = ("--ranking", ranking, "--flops", 0.2, "--align", 1, "--out", net)
-        bench.legr("prune", *bench.dense("resnet20"), *cut)
-        bench.tune(net, 2)
+    _tuned(bench, _candidates(out, dict.fromkeys(bests), folder), 0.2)
 
 
 def latency(bench: Bench) -> None:
@@ -145,6 +136,15 @@ def latency(bench: Bench) -> None:
         result = folder / f"{arch}-bench.json"
         if not result.exists():
             bench.legr("bench", *nets, *against, "--out", result)
+
+
+def _tuned(bench: Bench, rankings: list[Path], share: float) -> None:
+    """ResNet-20, cut by each of these rankings and trained for two epochs."""
+    for ranking in rankings:
+        net = ranking.with_suffix(".safetensors")
+        cut = ("--ranking", ranking, "--flops", share, "--align", 1, "--out", net)
+        bench.legr("prune", *bench.dense("resnet20"), *cut)
+        bench.tune(net, 2)
 
 
 def _history(ranking: Path) -> list[dict]:

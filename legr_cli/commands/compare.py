@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from legr_cli.commands import options
+from legr_cli.commands.options import setting
 from legr_cli.errors import OutputError, SettingError
 
 if TYPE_CHECKING:
@@ -49,92 +50,50 @@ def compare(
     force: options.Force = False,
     search_flops: Annotated[
         float | None,
-        typer.Option(
-            metavar="SHARE",
-            show_default="the lowest --flops",
-            rich_help_panel=_SEARCH,
-            help="Where candidates are compared, except amc's.",
+        setting(
+            _SEARCH, "SHARE", "Where candidates are compared, except amc's.", "the lowest --flops"
         ),
     ] = None,
     candidates: Annotated[
-        int,
-        typer.Option(
-            metavar="N", rich_help_panel=_SEARCH, help="Networks that every search tries."
-        ),
+        int, setting(_SEARCH, "N", "Networks that every search tries.", True)
     ] = 400,
     fitness: Annotated[
-        str,
-        typer.Option(metavar="finetune|bn|none", rich_help_panel=_SEARCH, help="As of legr learn."),
+        str, setting(_SEARCH, "finetune|bn|none", "As of legr learn.", True)
     ] = "finetune",
     steps: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            show_default="200, for bn 8",
-            rich_help_panel=_SEARCH,
-            help="Batches to adapt a candidate on.",
-        ),
+        int | None, setting(_SEARCH, "N", "Batches to adapt a candidate on.", "200, for bn 8")
     ] = None,
     lr: Annotated[
-        float,
-        typer.Option(
-            metavar="RATE", rich_help_panel=_SEARCH, help="… with this rate; also morphnet's."
-        ),
+        float, setting(_SEARCH, "RATE", "… with this rate; also morphnet's.", True)
     ] = 0.01,
     val_images: Annotated[
-        int,
-        typer.Option(
-            metavar="N", rich_help_panel=_SEARCH, help="Images to measure a candidate on, at most."
-        ),
+        int, setting(_SEARCH, "N", "Images to measure a candidate on, at most.", True)
     ] = 10_000,
     batch_size: Annotated[
-        int,
-        typer.Option(
-            metavar="N", rich_help_panel=_SEARCH, help="Images in a batch, of all methods."
-        ),
+        int, setting(_SEARCH, "N", "Images in a batch, of all methods.", True)
     ] = 128,
     round_units: Annotated[
-        int,
-        typer.Option(
-            metavar="N", rich_help_panel=_ROUNDS, help="Units (or aligned blocks) that go a round."
-        ),
+        int, setting(_ROUNDS, "N", "Units (or aligned blocks) that go a round.", True)
     ] = 1,
     round_steps: Annotated[
-        int,
-        typer.Option(metavar="N", rich_help_panel=_ROUNDS, help="Steps of training before that."),
+        int, setting(_ROUNDS, "N", "Steps of training before that.", True)
     ] = 500,
-    round_lr: Annotated[
-        float, typer.Option(metavar="RATE", rich_help_panel=_ROUNDS, help="Their learning rate.")
-    ] = 0.0025,
+    round_lr: Annotated[float, setting(_ROUNDS, "RATE", "Their learning rate.", True)] = 0.0025,
     fisher_weight: Annotated[
         float,
-        typer.Option(
-            metavar="X",
-            rich_help_panel=_ROUNDS,
-            help="fisher's λ: how much the FLOPs of a unit count beside its information.",
+        setting(
+            _ROUNDS,
+            "X",
+            "fisher's λ: how much the FLOPs of a unit count beside its information.",
+            True,
         ),
     ] = 1.0,
-    trials: Annotated[
-        int,
-        typer.Option(
-            metavar="N", rich_help_panel=_TRIALS, help="Values of λ that each target gets."
-        ),
-    ] = 3,
-    trial_steps: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=_TRIALS, help="Steps of training with each.")
-    ] = 2000,
-    recipe: Annotated[
-        str,
-        typer.Option(metavar="NAME", rich_help_panel=_TUNING, help="As of legr finetune."),
-    ] = "quick",
+    trials: Annotated[int, setting(_TRIALS, "N", "Values of λ that each target gets.", True)] = 3,
+    trial_steps: Annotated[int, setting(_TRIALS, "N", "Steps of training with each.", True)] = 2000,
+    recipe: Annotated[str, setting(_TUNING, "NAME", "As of legr finetune.", True)] = "quick",
     epochs: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            show_default="the recipe's",
-            rich_help_panel=_TUNING,
-            help="Another length; the recipe keeps its shape.",
-        ),
+        setting(_TUNING, "N", "Another length; the recipe keeps its shape.", "the recipe's"),
     ] = None,
     align: options.Align = "auto",
     min_keep: options.MinKeep = 0.1,
@@ -177,8 +136,9 @@ def compare(
     from legr_cli.search.session import check_fitness
     from legr_cli.settings import FITNESS, Compare, parse_align, parse_input
     from legr_cli.targets import parse_targets
-    from legr_cli.training.data import open_data, parse_statistics
+    from legr_cli.training.data import parse_statistics
     from legr_cli.training.measure import check_classes
+    from legr_cli.training.opening import Images, images_for
     from legr_cli.training.recipes import settings_of
 
     settings = Compare(
@@ -204,7 +164,7 @@ def compare(
         seed=seed,
         workers=workers,
     )
-    given = parse_statistics(normalize) if normalize else None
+    images = Images(data, parse_statistics(normalize) if normalize else None, download)
     size = parse_input(input_shape) if input_shape else None
     _check_out(out, resume, force)
     with busy("reading the network") as now:
@@ -212,19 +172,13 @@ def compare(
         network.model.float()  # images come in single precision
         known = study(network)
         check_fitness(known, fitness)
-
-        def opened(number: int) -> "Data":
-            return open_data(
-                data,
-                network.input_shape,
-                seed=number,
-                statistics=given or network.notes.get("statistics"),
-                download=download,
-            )
-
         now("reading the images")
-        first = opened(seed)
+        first = images_for(network, images, seed)
         check_classes(network.model, first)
+
+    def opened(number: int) -> "Data":
+        return images_for(network, images, number)
+
     contest = Contest(known, opened, settings, device, out, typed(), lambda *_: None)
     contested(contest, first, resume, force, as_json)
 

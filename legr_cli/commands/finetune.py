@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from legr_cli.commands import options
+from legr_cli.commands.options import setting
 from legr_cli.errors import SettingError
 
 _RECIPE, _TEACHER, _EXTRAS = "The recipe", "Learning from a teacher", "Extras"
@@ -34,11 +35,6 @@ def _recipes(wanted: bool) -> None:
     raise typer.Exit
 
 
-def _number(panel: str, metavar: str, about: str, default: str | bool = False) -> Any:
-    """An option that changes a number of the recipe."""
-    return typer.Option(metavar=metavar, help=about, show_default=default, rich_help_panel=panel)
-
-
 def finetune(
     data: options.Data,
     out: Annotated[
@@ -63,7 +59,7 @@ def finetune(
     force: options.Force = False,
     recipe: Annotated[
         str | None,
-        _number(
+        setting(
             _RECIPE,
             "NAME",
             "quick, cifar, cifar10-long, imagenet, birds or cifar-train.",
@@ -81,24 +77,24 @@ def finetune(
         ),
     ] = False,
     epochs: Annotated[
-        int | None, _number(_RECIPE, "N", "Another length; the recipe keeps its shape.")
+        int | None, setting(_RECIPE, "N", "Another length; the recipe keeps its shape.")
     ] = None,
-    lr: Annotated[float | None, _number(_RECIPE, "RATE", "The highest learning rate.")] = None,
+    lr: Annotated[float | None, setting(_RECIPE, "RATE", "The highest learning rate.")] = None,
     schedule: Annotated[
         str | None,
-        _number(_RECIPE, "steps|one-cycle", "How it falls: at --drops, or by a cosine to 0."),
+        setting(_RECIPE, "steps|one-cycle", "How it falls: at --drops, or by a cosine to 0."),
     ] = None,
     drops: Annotated[
-        str | None, _number(_RECIPE, "N,N,…", "Epochs after which it falls; none: never.")
+        str | None, setting(_RECIPE, "N,N,…", "Epochs after which it falls; none: never.")
     ] = None,
     drop_by: Annotated[
-        float | None, _number(_RECIPE, "FACTOR", "… to so many times less each time.")
+        float | None, setting(_RECIPE, "FACTOR", "… to so many times less each time.")
     ] = None,
     warmup: Annotated[
         float | None,
-        _number(_RECIPE, "SHARE", "Share of the training in which it first rises from 0."),
+        setting(_RECIPE, "SHARE", "Share of the training in which it first rises from 0."),
     ] = None,
-    momentum: Annotated[float | None, _number(_RECIPE, "SHARE", "Of SGD.", "0.9")] = None,
+    momentum: Annotated[float | None, setting(_RECIPE, "SHARE", "Of SGD.", "0.9")] = None,
     nesterov: Annotated[
         bool | None,
         typer.Option(
@@ -109,15 +105,15 @@ def finetune(
         ),
     ] = None,
     weight_decay: Annotated[
-        float | None, _number(_RECIPE, "RATE", "Of all weights.", "5e-4")
+        float | None, setting(_RECIPE, "RATE", "Of all weights.", "5e-4")
     ] = None,
     batch_size: Annotated[
         int | None,
-        _number(_RECIPE, "N", "Images in a batch, of all processes together.", "128"),
+        setting(_RECIPE, "N", "Images in a batch, of all processes together.", "128"),
     ] = None,
     patience: Annotated[
         int | None,
-        _number(_RECIPE, "N", "Stop after so many epochs without a better one; 0: never."),
+        setting(_RECIPE, "N", "Stop after so many epochs without a better one; 0: never."),
     ] = None,
     seed: Annotated[
         int,
@@ -129,13 +125,13 @@ def finetune(
     ] = 0,
     teacher: Annotated[
         str | None,
-        _number(
+        setting(
             _TEACHER, "CHECKPOINT", "Learn from this network's answers, such as the dense one's."
         ),
     ] = None,
     teacher_arch: Annotated[
         str | None,
-        _number(
+        setting(
             _TEACHER,
             "NAME",
             "Its architecture, where its file does not say.",
@@ -144,7 +140,7 @@ def finetune(
     ] = None,
     teacher_weight: Annotated[
         float | None,
-        _number(
+        setting(
             _TEACHER,
             "SHARE",
             "Of its answers in the loss; the labels have the rest.",
@@ -153,17 +149,17 @@ def finetune(
     ] = None,
     temperature: Annotated[
         float | None,
-        _number(_TEACHER, "T", "Both answers are softened by it before they are compared.", "4"),
+        setting(_TEACHER, "T", "Both answers are softened by it before they are compared.", "4"),
     ] = None,
     label_smoothing: Annotated[
-        float | None, _number(_EXTRAS, "SHARE", "Of each label, for all classes.", "0")
+        float | None, setting(_EXTRAS, "SHARE", "Of each label, for all classes.", "0")
     ] = None,
     clip: Annotated[
-        float | None, _number(_EXTRAS, "NORM", "Largest norm of a gradient.", "0: any")
+        float | None, setting(_EXTRAS, "NORM", "Largest norm of a gradient.", "0: any")
     ] = None,
     ema: Annotated[
         float | None,
-        _number(
+        setting(
             _EXTRAS,
             "DECAY",
             "Measure and write a moving average of the weights, such as 0.999.",

@@ -142,8 +142,9 @@ def learn(
     from legr_cli.search.crew import connected
     from legr_cli.search.session import Session, check_reach
     from legr_cli.settings import FITNESS, Search, parse_align, parse_input
-    from legr_cli.training.data import open_data, parse_statistics
+    from legr_cli.training.data import parse_statistics
     from legr_cli.training.measure import check_classes
+    from legr_cli.training.opening import Images, images_for
 
     settings = Search(
         flops=flops,
@@ -164,7 +165,7 @@ def learn(
         seed=seed,
         workers=1 if workers is None else workers,
     )
-    given = parse_statistics(normalize) if normalize else None
+    images = Images(data, parse_statistics(normalize) if normalize else None, download)
     size = parse_input(input_shape) if input_shape else None
     then = _check_out(out, resume, force)
     with contextlib.ExitStack() as stack:
@@ -176,13 +177,7 @@ def learn(
         check_reach(known, settings)
         known.network.model.float()  # images come in single precision
         status.update("reading the images")
-        found = open_data(
-            data,
-            known.network.input_shape,
-            seed=seed,
-            statistics=given or known.network.notes.get("statistics"),
-            download=download,
-        )
+        found = images_for(known.network, images, seed)
         check_classes(known.network.model, found)
         session = Session(known, found, settings, device)
         status.update("measuring the dense network")

@@ -1,11 +1,17 @@
 """Arguments and options that several commands share."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 NETWORK, IMAGES, HOW, MACHINE = "The network", "The images", "How to cut", "The machine"
 BOARD = "A board to measure on"
+
+
+def setting(panel: str, metavar: str, about: str, default: str | bool = False) -> Any:
+    """An option that changes one number or word of many; `default`: whether or how to show it."""
+    return typer.Option(metavar=metavar, help=about, show_default=default, rich_help_panel=panel)
+
 
 Checkpoint = Annotated[
     str,

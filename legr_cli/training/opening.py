@@ -30,6 +30,17 @@ class Images:
     download: bool
 
 
+def images_for(network: Network, images: Images, seed: int) -> Data:
+    """Images as this network takes them; the seed says which are held out."""
+    return open_data(
+        images.spec,
+        network.input_shape,
+        seed=seed,
+        statistics=images.statistics or network.notes.get("statistics"),
+        download=images.download,
+    )
+
+
 def open_both(start: Start, images: Images, seed: int, team: Team) -> tuple[Network, Data]:
     """Network and images; a fresh network or head has as many classes as they."""
     spec = f"random:{start.arch}" if start.checkpoint is None else start.checkpoint
@@ -39,10 +50,7 @@ def open_both(start: Start, images: Images, seed: int, team: Team) -> tuple[Netw
         if start.checkpoint is None and start.shape is None and network.arch.own:
             shape = small_size(images.spec, download, network.input_shape)
             network = replace(network, input_shape=shape)
-        known = images.statistics or network.notes.get("statistics")
-        data = open_data(
-            images.spec, network.input_shape, seed=seed, statistics=known, download=download
-        )
+        data = images_for(network, replace(images, download=download), seed)
     classes = len(data.classes)
     if spec.startswith("random:") and start.classes is None:
         network = open_network(spec, start.arch, classes, network.input_shape, seed)
