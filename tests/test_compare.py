@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from digits_net import normless
+from digits_net import dropping, normless
 from running import await_lines, fails, legr, runner, spawn
 
 from legr_cli.baselines.methods import METHODS
@@ -123,6 +123,23 @@ def test_killed_and_resumed_it_ends_the_same(versus: Path, weights: Path, tmp_pa
     seen = (folder / "compare.jsonl").read_bytes()
     legr(*args[1:], "--resume")
     assert (folder / "compare.jsonl").read_bytes() == seen
+
+
+def test_dropout_is_drawn_from_the_seed(tmp_path: Path) -> None:
+    """Methods that train on the way come to the same scores again."""
+    torch.manual_seed(0)
+    torch.save(dropping().state_dict(), tmp_path / "net.pth")
+    net = ("--arch", "digits_net:dropping", "--input", "3x32x32", "--data", "digits")
+    found = []
+    for number in range(2):
+        torch.manual_seed(number)
+        out = tmp_path / str(number)
+        methods = ("--methods", "taylor,morphnet", "--out", out)
+        legr("compare", tmp_path / "net.pth", *net, *SMALL, *methods)
+        found.append([(out / "rankings" / name).read_text() for name in (
+            "taylor-seed0.json", "morphnet-flops40-seed0.json"
+        )])  # fmt: skip
+    assert found[0] == found[1]
 
 
 def test_several_seeds(weights: Path, tmp_path: Path) -> None:

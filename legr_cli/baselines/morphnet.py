@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from legr_cli.baselines.arena import Arena, Level
-from legr_cli.baselines.rounds import ROUNDS, few, own_copy
+from legr_cli.baselines.rounds import ROUNDS, learn, own_copy
 from legr_cli.baselines.spent import read, total
 from legr_cli.channels.units import Units
 from legr_cli.errors import ModelError
@@ -23,7 +23,7 @@ from legr_cli.journal import Line
 from legr_cli.pruning import Study
 from legr_cli.targets import Target
 from legr_cli.training.epochs import Files, recorded
-from legr_cli.training.loop import Loss, Trainer, cross_entropy, sgd, train
+from legr_cli.training.loop import Loss, Trainer, cross_entropy, sgd
 
 METHOD = "morphnet"
 DEAD = 0.01  # a unit whose γ are all smaller is as good as gone
@@ -33,7 +33,7 @@ STRIDE = 4.0  # between values of λ while only one side of the target is known
 
 def morphnet(arena: Arena, _targets: list[Target], todo: set[Target]) -> Iterator[Level]:
     """For each target: train with some λ, and rank units by their γ in the nearest result."""
-    if not _gammas(arena.known.units):
+    if not any((of >= 0).any() for _, of in _gammas(arena.known.units)):
         raise ModelError(f"{METHOD} needs BatchNorm, and this network has none")
     settings = arena.settings
     for target in sorted(todo, key=lambda target: -target.value):
@@ -97,7 +97,7 @@ def _trial(arena: Arena, number: int, weight: float) -> tuple[Line, dict[str, Te
     begun, settings, known = time.perf_counter(), arena.settings, own_copy(arena.known)
     model = known.units.flow.traced.to(arena.where).requires_grad_(True)
     trainer = Trainer(model, sgd(model, settings.lr, MOMENTUM), _loss(known, weight))
-    train(trainer, few(arena, settings.trial_steps, number))
+    learn(arena, trainer, settings.trial_steps, number)
     model.cpu()
     values = worth(known.units).detach()
     if not torch.isfinite(values).all():

@@ -8,7 +8,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,8 @@ from legr_cli.errors import BudgetError, ModelError, TrainingError
 from legr_cli.journal import Kind, Line
 from legr_cli.pruning import Study, study
 from legr_cli.targets import Target
-from legr_cli.training.batches import Batch, Serving, endless, shuffled
+from legr_cli.training.batches import Serving, endless, shuffled
+from legr_cli.training.devices import seeded
 from legr_cli.training.epochs import Files, recorded
 from legr_cli.training.finetune import seed_of
 from legr_cli.training.loop import Trainer, sgd, train
@@ -38,6 +39,8 @@ def _is_sound(line: Line, _settings: Line) -> bool:
     )
 
 
+Watch = Callable[[int, Tensor, Tensor, Tensor], None]  # a step, its logits, labels and loss
+
 ROUNDS = Kind(
     format="legr-rounds",
     work="comparison",
@@ -49,11 +52,16 @@ ROUNDS = Kind(
 )
 
 
-def few(arena: Arena, count: int, *number: int) -> Iterator[Batch]:
-    """So many batches to learn from, others for every number."""
-    generator = torch.Generator().manual_seed(seed_of(arena.seed, *number))
-    serving = Serving(arena.data.feed, arena.settings.batch_size, arena.where)
-    return itertools.islice(endless(lambda: shuffled(arena.data.train, serving, generator)), count)
+def learn(
+    arena: Arena, trainer: Trainer, steps: int, number: int, watch: Watch | None = None
+) -> None:
+    """So many steps; what is drawn for them depends on the seed and on the number of the round."""
+    seed, size = seed_of(arena.seed, number), arena.settings.batch_size
+    generator = torch.Generator().manual_seed(seed)
+    serving = Serving(arena.data.feed, size, arena.where)
+    batches = endless(lambda: shuffled(arena.data.train, serving, generator))
+    with seeded(arena.where, seed):
+        train(trainer, itertools.islice(batches, steps), watch=watch)
 
 
 def gradually(
@@ -140,7 +148,6 @@ class _Walk:
     def _scored(self, number: int) -> np.ndarray:
         """Learn from a few batches, and take scores from the very gradients of that."""
         arena, cost, model = self.arena, self.known.cost, self.model
-        settings = arena.settings
         model.kept = self.kept
         sums: list[Tensor] = []
         seen = 0
@@ -151,9 +158,8 @@ class _Walk:
             sums.append(self.criterion.take(gradients, model.reads, self.known.units.count))
             seen += len(labels)
 
-        batches = few(arena, settings.round_steps, number)
-        trainer = Trainer(model, sgd(model, settings.round_lr))
-        train(trainer, batches, watch=after)
+        trainer = Trainer(model, sgd(model, arena.settings.round_lr))
+        learn(arena, trainer, arena.settings.round_steps, number, after)
         mean = torch.stack(sums).double().sum(0).cpu().numpy() / seen
         if not np.isfinite(mean).all():
             raise ModelError(f"{self.method}: the loss is no number any more: lower --round-lr")

@@ -73,15 +73,15 @@ def _show(contest: "Contest", found: dict[str, Any], as_json: bool) -> None:
     targets = sorted(contest.settings.targets, key=lambda target: target.value)
     screen = show.console()
     seeds = contest.settings.repeats
-    over = f", mean ± deviation of {seeds} seeds" if seeds > 1 else ""
-    for title, key in (("accuracy after tuning, %", "accuracy"), ("before, %", "before")):
+    over = f"; mean ± deviation of {seeds} seeds" if seeds > 1 else ""
+    for title, key in (("accuracy, %", "accuracy"), ("before tuning, %", "before")):
         columns = [f"{target.value:.3g}" for target in targets]
-        table = show.table(
-            f"{title}, by share of FLOPs{over}", "method", *columns, left=("method",)
-        )
+        table = show.table(title, "method", *columns, left=("method",))
         for own in standing:
             table.add_row(own.method, *(_cell(own, target.label, key) for target in targets))
         screen.print(table)
+    images = f"of {found['dense']['images']} images, by share of FLOPs{over}"
+    screen.print(images, style="dim")
     screen.print(_costs(standing))
     for reason in dict.fromkeys(
         f"{own.method}: {why}" for own in standing for why in own.refused.values()

@@ -21,7 +21,7 @@ from legr_cli.networks import Channels, Network, kept_units, open_network, save_
 from legr_cli.settings import Search
 from legr_cli.training.batches import Batch, Serving, endless, in_order, shuffled
 from legr_cli.training.data import Feed, Part
-from legr_cli.training.devices import choose
+from legr_cli.training.devices import choose, seeded
 from legr_cli.training.loop import Score, Trainer, evaluate, recalibrate, sgd, train
 
 
@@ -91,9 +91,7 @@ class Workbench:
         smaller = apply(self.units, kept_units(self.units, channels))
         smaller = smaller.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         cut = time.perf_counter()
-        own = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=own):  # for dropout and the like
-            torch.manual_seed(self.job.settings.seed)
+        with seeded(self.device, self.job.settings.seed):
             self._adapt(smaller)
         adapted = time.perf_counter()
         score = self._measure(smaller)

@@ -1,6 +1,8 @@
 """Which device to compute on, and with how many threads."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import torch
 
@@ -31,6 +33,15 @@ def choose(name: str, worker: int = 0) -> torch.device:
     if device.type not in ("cpu", "mps"):
         raise SettingError(f"--device {name}: expected auto, cpu, cuda, cuda:1, … or mps")
     return device
+
+
+@contextlib.contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """What a network draws by itself (dropout and the like) comes from this seed, in this block."""
+    own = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=own):
+        torch.manual_seed(seed)
+        yield
 
 
 def half_precision(device: torch.device) -> torch.dtype | None:

@@ -18,6 +18,7 @@ from legr_cli.settings import Training
 from legr_cli.training.average import moving_average
 from legr_cli.training.batches import Serving, in_order, shuffled, steps_in
 from legr_cli.training.data import Data, Part
+from legr_cli.training.devices import seeded
 from legr_cli.training.loop import Score, Trainer, evaluate, number, sgd, train
 from legr_cli.training.objective import Teacher, objective
 from legr_cli.training.recipes import rate
@@ -158,9 +159,7 @@ class Run:
 
         generator = torch.Generator().manual_seed(seed_of(settings.seed, epoch))
         batches = shuffled(self.data.train, self._serving, generator)
-        own = [team.device] if team.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=own):  # for dropout and the like
-            torch.manual_seed(seed_of(settings.seed, epoch, team.rank))
+        with seeded(team.device, seed_of(settings.seed, epoch, team.rank)):
             try:
                 train(self._trainer, batches, lr, after)
             except torch.OutOfMemoryError as error:

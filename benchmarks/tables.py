@@ -1,0 +1,92 @@
+"""The tables of a comparison as Markdown, put into a page between its own marks.
+
+    python benchmarks/tables.py DIR/compare.json [docs/results.md NAME]
+
+replaces what stands between `<!-- NAME -->` and `<!-- end NAME -->`.
+"""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+Rows = list[dict]
+
+
+def accuracy(rows: Rows, key: str) -> list[str]:
+    """A line for each method, a column for each target."""
+    targets = sorted({row["share"] for row in rows})
+    lines = ["| | " + " | ".join(f"{share:.0%}" for share in targets) + " |"]
+    lines.append("|---" * (len(targets) + 1) + "|")
+    for method in dict.fromkeys(row["method"] for row in rows):
+        cells = []
+        for share in targets:
+            own = [r for r in rows if (r["method"], r["share"]) == (method, share)]
+            cells.append(_cell([100 * row[key] for row in own if key in row], key))
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cell(found: list[float], key: str) -> str:
+    """`91.20 ± 0.11`."""
+    if not found:
+        return "–"
+    mean = f"{statistics.mean(found):.2f}"
+    several = len(found) > 1 and key == "accuracy"
+    return f"{mean} ± {statistics.stdev(found):.2f}" if several else mean
+
+
+def costs(rows: Rows) -> list[str]:
+    """What each method took for all targets, of one seed on average."""
+    lines = ["| | pruning, s | over LeGR's | steps | images | tuning, s | in all, over LeGR's |"]
+    lines.append("|---" * 7 + "|")
+    seeds = len({row["seed"] for row in rows})
+    sums = {}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method and "error" not in row]
+        sums[method] = {
+            (part, unit): sum(row[part][unit] for row in own) / seeds
+            for part in ("pruning", "tuning")
+            for unit in ("seconds", "steps", "images")
+        }
+    for method, found in sums.items():
+        pruning, tuning = found["pruning", "seconds"], found["tuning", "seconds"]
+        legr = sums.get("legr", found)
+        ours, all_of_it = legr["pruning", "seconds"], legr["tuning", "seconds"]
+        lines.append(
+            f"| {method} | {pruning:.1f} | {pruning / ours if ours else 0:.2f} | "
+            f"{found['pruning', 'steps']:.0f} | {found['pruning', 'images']:.0f} | {tuning:.1f} | "
+            f"{(pruning + tuning) / ((ours + all_of_it) or 1):.2f} |"
+        )
+    return lines
+
+
+def page(data: dict) -> str:
+    """All tables of one comparison."""
+    rows, dense = data["rows"], data["dense"]
+    seeds = sorted({row["seed"] for row in rows})
+    made = ", ".join(f"{name} {version}" for name, version in data["made_with"].items())
+    parts = [
+        f"`{data['command']}` (seeds {', '.join(map(str, seeds))}; legr {data['legr']}, {made}). "
+        f"Dense: {dense['accuracy']:.2%} of {dense['images']} test images.",
+        "Test accuracy after tuning, %" + (", mean ± deviation:" if len(seeds) > 1 else ":"),
+        "\n".join(accuracy(rows, "accuracy")),
+        "Before tuning, %:",
+        "\n".join(accuracy(rows, "before")),
+        "Cost for all targets, of one seed:",
+        "\n".join(costs(rows)),
+    ]
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    source, *into = sys.argv[1:]
+    text = page(json.loads(Path(source).read_text(encoding="utf-8")))
+    if into:
+        path, name = Path(into[0]), into[1]
+        first, last = f"<!-- {name} -->", f"<!-- end {name} -->"
+        before, _, rest = path.read_text(encoding="utf-8").partition(first)
+        _, _, after = rest.partition(last)
+        path.write_text(f"{before}{first}\n{text}\n{last}{after}", encoding="utf-8")
+    else:
+        print(text)
