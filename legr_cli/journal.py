@@ -43,6 +43,7 @@ class Kind:
     is_header: Callable[[Line], bool]  # whether a first line has all that is read from it
     is_sound: Callable[[Line, Line], bool]  # whether a line has; beside it the settings
     error: type[LegrError]
+    anew: str = "--force begins anew"  # what to do about damage
 
 
 class Journal:
@@ -142,13 +143,11 @@ def _read(
     header = found[0] if found else {}
     ours = (header.get("format"), header.get("version")) == (kind.format, VERSION)
     if not ours or not isinstance(header.get("settings"), dict) or not kind.is_header(header):
-        raise kind.error(
-            f"{path} is no {kind.format} that this legr reads: --force starts a new one"
-        )
+        raise kind.error(f"{path} is no {kind.format} that this legr reads: {kind.anew}")
     lines: dict[int, Line] = {}
     for number, line in enumerate(found[1:], 2):
         if not kind.is_sound(line, header["settings"]) or line[kind.key] in lines:
-            raise kind.error(f"{path}, line {number} is damaged: --force starts a new {kind.work}")
+            raise kind.error(f"{path}, line {number} is damaged: {kind.anew}")
         lines[line[kind.key]] = line
     return header, lines, sum(len(raw) + 1 for raw in whole)
 
@@ -182,9 +181,7 @@ def _parsed(path: Path, kind: Kind, number: int, raw: bytes) -> Line:
         reason = "no object"
     except (ValueError, RecursionError) as error:
         reason = first_line(error)
-    raise kind.error(
-        f"{path}, line {number} is damaged ({reason}): --force starts a new {kind.work}"
-    ) from None
+    raise kind.error(f"{path}, line {number} is damaged ({reason}): {kind.anew}") from None
 
 
 def _agree(path: Path, kind: Kind, then: Line, now: Line) -> None:
@@ -204,7 +201,7 @@ def _agree(path: Path, kind: Kind, then: Line, now: Line) -> None:
         elif key == "data" and isinstance(old, dict) and {**old, "split": 0} == {**new, "split": 0}:
             differs.append("the split of the data is another")
         elif key.endswith("sha256") or isinstance(new, dict):
-            differs.append(f"{words} are others")
+            differs.append(f"{words} {'is another' if words.startswith('--') else 'are others'}")
         else:
             differs.append(f"{words} was {old}, is {new}")
     if differs:

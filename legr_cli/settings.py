@@ -151,7 +151,7 @@ class Search:
         _one_of(self, fitness=tuple(FITNESS), start=("auto", "identity", "standard", "random"))
         for name in ("mutate", "sigma", "sigma_end", "lr"):
             if not 0 < (value := getattr(self, name)) < math.inf:
-                raise SettingError(f"{option(name)} must be over 0, got {value}")
+                raise SettingError(f"{option(name)} must be over 0 and finite, got {value}")
         if self.mutate > 1:
             raise SettingError(f"--mutate is a share of the layers: at most 1, got {self.mutate}")
 

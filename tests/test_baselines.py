@@ -301,13 +301,14 @@ def test_dead_filters_go_first(method: str, planted: Arena) -> None:
 
 
 def test_methods_leave_the_network_alone(planted: Arena) -> None:
-    """Taylor and MorphNet train copies."""
+    """They train copies; Taylor's is what is cut, of MorphNet's only the structure is used."""
     before = {n: t.clone() for n, t in planted.known.network.model.state_dict().items()}
     target = Target("flops", 0.8)
     for method in ("taylor", "morphnet"):
         [level] = METHODS[method].run(planted, [target], {target})
         after = level.known.network.model.state_dict()
-        assert any(not torch.equal(before[name], after[name]) for name in before)
+        changed = any(not torch.equal(before[name], after[name]) for name in before)
+        assert changed == (method == "taylor")
         assert level.spent.images == 64 * level.spent.steps > 0
     for name, tensor in planted.known.network.model.state_dict().items():
         assert torch.equal(tensor, before[name])

@@ -91,7 +91,7 @@ def test_the_page_shows_it(versus: Path, tmp_path: Path) -> None:
     assert text.count('class="s0"') > 3
     names = {path.name for path in (tmp_path / "png").iterdir()}
     assert names == {
-        "compare-versus.png", "compare-before-versus.png", "cost-1.png", "channels.png"
+        "compare-versus.png", "compare-before-versus.png", "cost-versus.png", "channels.png"
     }  # fmt: skip
     for damage in ('{"format": "legr-comparison"}', "[1]", "{"):
         bad = tmp_path / "bad" / "compare.json"
@@ -123,6 +123,59 @@ def test_killed_and_resumed_it_ends_the_same(versus: Path, weights: Path, tmp_pa
     seen = (folder / "compare.jsonl").read_bytes()
     legr(*args[1:], "--resume")
     assert (folder / "compare.jsonl").read_bytes() == seen
+
+
+def test_force_waits_for_whoever_is_at_work(weights: Path, tmp_path: Path) -> None:
+    """Nothing of theirs is touched; later it does begin anew."""
+    folder = tmp_path / "v"
+    args = ("compare", weights, *NET, *SMALL, "--methods", "uniform,legr", "--out", folder)
+    process = spawn("legr_cli", *args, "--candidates", 4000)
+    await_lines(folder / "rankings/legr-seed0.history.jsonl", 3)
+    kept = sorted(folder.rglob("*.safetensors"))
+    assert "another legr compare is writing" in fails(*args, "--force")
+    assert kept == sorted(folder.rglob("*.safetensors")) != []
+    process.kill()
+    process.communicate()
+    legr(*args, "--force")
+    assert len(compared(folder)["rows"]) == 4
+
+
+def test_damage_inside_a_comparison_costs_only_that(weights: Path, tmp_path: Path) -> None:
+    """The message names the file to remove, and going on then works."""
+    folder = tmp_path / "v"
+    args = ("compare", weights, *NET, *SMALL, "--methods", "fisher", "--round-units", 1)
+    args = (*args, "--flops", 0.5, "--out", folder)
+    rounds = folder / "rankings/fisher-seed0.rounds.jsonl"
+    process = spawn("legr_cli", *args)
+    await_lines(rounds, 4)
+    process.kill()
+    process.communicate()
+    state = folder / "rankings/fisher-seed0.state"
+    state.write_bytes(b"damaged")
+    line = fails(*args, "--resume")
+    assert str(state) in line
+    assert line.endswith("remove it and go on with --resume")
+    state.unlink()
+    legr(*args, "--resume")
+    assert len(compared(folder)["rows"]) == 1
+    (folder / "tuned/fisher-flops50-seed0.safetensors").unlink()
+    result = runner.invoke(app, [str(arg) for arg in (*args, "--resume")])
+    assert "1 of these are not in" in result.stderr
+
+
+def test_more_units_a_round_than_there_are(weights: Path, tmp_path: Path) -> None:
+    """A round ends when nothing more may go; every target above that is met."""
+    args = ("--methods", "taylor", "--flops", "0.05,0.6", "--round-units", 1000)
+    legr("compare", weights, *NET, *SMALL, *args, "--out", tmp_path / "v")
+    assert ["error" in row for row in compared(tmp_path / "v")["rows"]] == [False, False]
+
+
+def test_numbers_are_whole_in_a_narrow_terminal(versus: Path, weights: Path) -> None:
+    args = ("compare", weights, *NET, *SMALL, "--methods", "all", "--out", versus, "--resume")
+    env = {"COLUMNS": "40"}
+    result = runner.invoke(app, [str(arg) for arg in args], env=env)
+    assert "in all, × legr" in result.stderr
+    assert "1.08\N{NO-BREAK SPACE}k" in result.stderr  # 4 · (128 + 142) images
 
 
 def test_dropout_is_drawn_from_the_seed(tmp_path: Path) -> None:
@@ -168,12 +221,12 @@ def test_what_cannot_be_done_is_told(weights: Path, tmp_path: Path) -> None:
     args = ("compare", bare, *net, *small, "--methods", "morphnet,uniform")
     result = runner.invoke(app, [str(arg) for arg in (*args, "--out", tmp_path / "v")])
     assert result.exit_code == 0, result.output
-    assert "morphnet needs BatchNorm, and this network has none" in result.stderr
-    assert "the lowest share of FLOPs that can be reached is 0.0" in result.stderr
+    assert "– morphnet: it needs BatchNorm with a γ, and this network has none" in result.stderr
+    assert "– morphnet, uniform: 0.001 of the FLOPs is out of reach, the lowest" in result.stderr
     rows = json.loads((tmp_path / "v" / "compare.json").read_text())["rows"]
     assert ["error" in row for row in rows] == [True, True, False, True]
     alone = (*args[:-1], "morphnet", "--out", tmp_path / "alone")
-    assert "nothing could be compared: " in fails(*alone)
+    assert "nothing could be compared: morphnet: it needs" in fails(*alone)
     bn = (*args, "--fitness", "bn", "--out", tmp_path / "bn")
     assert "this network has no BatchNorm" in fails(*bn)
     assert not (tmp_path / "bn").exists()

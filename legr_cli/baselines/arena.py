@@ -18,6 +18,8 @@ from legr_cli.targets import Target
 from legr_cli.training.data import Data
 from legr_cli.training.devices import choose
 
+ASIDE = "remove it and go on with --resume"  # what to do about a damaged file inside a comparison
+
 
 @dataclass(frozen=True)
 class Arena:

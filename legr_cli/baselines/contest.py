@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from legr_cli import __version__
-from legr_cli.baselines.arena import Arena, Level
+from legr_cli.baselines.arena import ASIDE, Arena, Level
 from legr_cli.baselines.methods import METHODS
 from legr_cli.baselines.spent import Spent
 from legr_cli.baselines.summary import FORMAT, VERSION, is_row
@@ -28,7 +28,7 @@ from legr_cli.training.batches import Serving, in_order
 from legr_cli.training.course import Sight, followed
 from legr_cli.training.data import Data
 from legr_cli.training.devices import choose
-from legr_cli.training.epochs import Files, key_of
+from legr_cli.training.epochs import EPOCHS, Files, key_of
 from legr_cli.training.loop import evaluate
 from legr_cli.training.session import Session
 from legr_cli.training.team import Team
@@ -61,13 +61,13 @@ class Contest:
         network, settings = self.known.network, self.settings
         plain = {
             **{f.name: getattr(settings, f.name) for f in fields(settings)},
-            "methods": list(settings.methods),
-            "targets": [target.label for target in settings.targets],
+            "methods": ",".join(settings.methods),
+            "flops": ",".join(f"{target.value:g}" for target in _falling(settings.targets)),
             "align": settings.align.name,
             "recipe": settings.training.recipe,
             "epochs": settings.training.epochs,
         }
-        plain.pop("training")
+        del plain["training"], plain["targets"]
         return {
             "arch": str(network.arch),
             "input": list(network.input_shape),
@@ -85,9 +85,14 @@ class Contest:
             (seed, method, target)
             for seed in range(settings.seed, settings.seed + settings.repeats)
             for method in settings.methods
-            for target in sorted(settings.targets, key=lambda target: -target.value)
+            for target in _falling(settings.targets)
         )
         return [Piece(number, *what) for number, what in enumerate(every)]
+
+
+def _falling(targets: tuple[Target, ...]) -> list[Target]:
+    """From high to low."""
+    return sorted(targets, key=lambda target: -target.value)
 
 
 COMPARISON = Kind(
@@ -127,7 +132,8 @@ def _take_part(contest: Contest, book: Journal, mine: list[Piece], data: Data, d
     arena = Arena(contest.known, data, settings, current.seed, contest.device, folder, dense, tell)
     for piece in todo.values():
         if piece.target.value < floor:
-            book.add(_refused(piece, f"the lowest share of FLOPs that can be reached is {floor:g}"))
+            text = f"{piece.target.value:g} of the FLOPs is out of reach, the lowest is {floor:g}"
+            book.add(_refused(piece, f"{text}: lower --min-keep or --align"))
     targets = [piece.target for piece in mine if piece.target.value >= floor]
     wanted = {target for target in targets if target in todo}
     current = next((todo[target] for target in targets if target in todo), current)
@@ -204,7 +210,7 @@ def _tuned(contest: Contest, arena: Arena, network: Network, out: Path) -> Line:
     """Train as all others are trained; what the file says of it."""
     training = replace(contest.settings.training, seed=arena.seed)
     session = Session(network, arena.data, training, Team(choose(contest.device)))
-    files = Files(out, resume=True, force=False)
+    files = Files(out, resume=True, force=False, kind=replace(EPOCHS, anew=ASIDE))
     done = files.done(key_of(session.header()))
     if done is not None:
         return done

@@ -1,11 +1,11 @@
 """The table of methods: what each is, and how it is run."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from legr_cli.baselines import amc, legr_ddpg
-from legr_cli.baselines.arena import Arena, Level, Method
+from legr_cli.baselines.arena import ASIDE, Arena, Level, Method
 from legr_cli.baselines.fisher import fisher
 from legr_cli.baselines.morphnet import morphnet
 from legr_cli.baselines.random_search import drawn
@@ -83,7 +83,7 @@ def _searched(
         arena.tell(f"candidate {state.done}/{settings.candidates} at {at:.0%}, {best}")
 
     header = {**session.header(), "dense": arena.dense}
-    with journal(history, HISTORY, header, resume=True) as book:
+    with journal(history, replace(HISTORY, anew=ASIDE), header, resume=True) as book:
         crew = session.crew()
         try:
             found = search(

@@ -2,7 +2,8 @@
 
 While the network trains, the loss has λ · Σ over units of (∂FLOPs/∂unit) · |γ| beside it, where the
 FLOPs are those of the units still alive, and of units of several channels the largest |γ| counts.
-λ is searched for each target; widths do not grow again, as in the paper's comparison.
+λ is searched for each target; widths do not grow again, as in the paper's comparison. What is
+learned is the structure: it is cut from the dense weights, not from those that the Lasso shrank.
 """
 
 import math
@@ -34,28 +35,26 @@ STRIDE = 4.0  # between values of λ while only one side of the target is known
 def morphnet(arena: Arena, _targets: list[Target], todo: set[Target]) -> Iterator[Level]:
     """For each target: train with some λ, and rank units by their γ in the nearest result."""
     if not any((of >= 0).any() for _, of in _gammas(arena.known.units)):
-        raise ModelError(f"{METHOD} needs BatchNorm, and this network has none")
-    settings = arena.settings
+        raise ModelError("it needs BatchNorm with a γ, and this network has none")
+    settings, known = arena.settings, arena.known
     for target in sorted(todo, key=lambda target: -target.value):
-        known = own_copy(arena.known)
-        best = known.network.model.state_dict()
+        budget = target.value * known.flops
         about = {name: getattr(settings, name) for name in ("trials", "trial_steps", "lr")}
         about["flops"] = target.value
         files = Files(arena.work(METHOD, target), resume=True, force=False, kind=ROUNDS)
-        with recorded(files, arena.header(METHOD, **about), best) as record:
+        best = torch.zeros(known.units.count, dtype=torch.double)
+        with recorded(files, arena.header(METHOD, **about), {"scores": best}) as record:
             for number in range(len(record.book.lines) + 1, settings.trials + 1):
                 lines = list(record.book.lines.values())
-                weight = next_weight(lines, target.value * known.flops, _first(arena))
+                weight = next_weight(lines, budget, _first(arena))
                 arena.tell(f"trial {number}/{settings.trials}, λ = {weight:.3g}")
-                line, weights = _trial(arena, number, weight)
-                if number == 1 or _gap(line, target, known) < min(
-                    _gap(other, target, known) for other in lines
-                ):
-                    for name, tensor in best.items():
-                        tensor.copy_(weights[name])
-                record.keep(line, best)
+                line, scores = _trial(arena, number, weight)
+                gaps = [abs(other["flops"] - budget) for other in (*lines, line)]
+                if gaps[-1] <= min(gaps):
+                    best.copy_(torch.from_numpy(scores))
+                record.keep(line, {"scores": best})
             spent = total(map(read, record.book.lines.values()))
-            yield Level(target, known, arena.ranking(METHOD, _scores(known), **about), spent)
+            yield Level(target, known, arena.ranking(METHOD, best.numpy(), **about), spent)
         files.state.unlink(missing_ok=True)
 
 
@@ -92,8 +91,8 @@ def _alive(known: Study, values: Tensor) -> np.ndarray:
     return np.maximum(known.cost.counts(alive), 1)
 
 
-def _trial(arena: Arena, number: int, weight: float) -> tuple[Line, dict[str, Tensor]]:
-    """Train with one λ; what is left alive of the FLOPs, and the weights."""
+def _trial(arena: Arena, number: int, weight: float) -> tuple[Line, np.ndarray]:
+    """Train a copy with one λ; what is left alive of the FLOPs, and the scores of units."""
     begun, settings, known = time.perf_counter(), arena.settings, own_copy(arena.known)
     model = known.units.flow.traced.to(arena.where).requires_grad_(True)
     trainer = Trainer(model, sgd(model, settings.lr, MOMENTUM), _loss(known, weight))
@@ -101,7 +100,7 @@ def _trial(arena: Arena, number: int, weight: float) -> tuple[Line, dict[str, Te
     model.cpu()
     values = worth(known.units).detach()
     if not torch.isfinite(values).all():
-        raise ModelError(f"{METHOD}: the loss is no number any more: pass a lower --lr")
+        raise ModelError("the loss is no number any more: pass a lower --lr")
     cost = known.cost
     line = {
         "round": number,
@@ -111,7 +110,7 @@ def _trial(arena: Arena, number: int, weight: float) -> tuple[Line, dict[str, Te
         "steps": settings.trial_steps,
         "images": settings.trial_steps * settings.batch_size,
     }
-    return line, known.network.model.state_dict()
+    return line, _scores(values)
 
 
 def _loss(known: Study, weight: float) -> Loss:
@@ -141,12 +140,7 @@ def next_weight(lines: list[Line], budget: float, first: float) -> float:
     return max(weak) * STRIDE if weak else min(strong) / STRIDE
 
 
-def _gap(line: Line, target: Target, known: Study) -> float:
-    """How far from the target a trial ended."""
-    return float(abs(line["flops"] - target.value * known.flops))
-
-
-def _scores(known: Study) -> np.ndarray:
+def _scores(values: Tensor) -> np.ndarray:
     """γ by unit; units without one come first of all, so that they stay."""
-    values = worth(known.units).detach().double().cpu().numpy()
-    return np.where(values < 0, values.max() + 1, values)
+    worths = values.double().cpu().numpy()
+    return np.where(worths < 0, worths.max() + 1, worths)

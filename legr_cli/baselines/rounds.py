@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from legr_cli.baselines.arena import Arena, Level
+from legr_cli.baselines.arena import ASIDE, Arena, Level
 from legr_cli.baselines.probe import Criterion, Probed
 from legr_cli.baselines.spent import Spent, read
 from legr_cli.cut import Blocks, arrange
@@ -49,6 +49,7 @@ ROUNDS = Kind(
     is_header=lambda _: True,
     is_sound=_is_sound,
     error=TrainingError,
+    anew=ASIDE,
 )
 
 
@@ -80,7 +81,8 @@ def gradually(
         for line in record.book.lines.values():  # levels among them were cut before
             since += read(line)
             while waiting and line["flops"] <= waiting[0].value * known.flops:
-                waiting.pop(0)
+                if waiting.pop(0) in todo:
+                    raise TrainingError(f"{files.epochs} is ahead of compare.jsonl: {ASIDE}")
                 since = Spent()
         while waiting:
             number = len(record.book.lines) + 1
@@ -133,9 +135,13 @@ class _Walk:
         """Train, score, remove."""
         begun, settings, cost = time.perf_counter(), self.arena.settings, self.known.cost
         self.scores = self._scored(number)
+        here = self.kept.sum()
         for _ in range(settings.round_units):
             for unit in self._worst():
                 self.gone[unit] = int(self.gone.max()) + 1
+        if self.kept.sum() == here:
+            share = cost.of(cost.flops, cost.counts(self.kept)) / self.known.flops
+            raise BudgetError(f"it cannot go below {share:.1%} of the FLOPs")
         images = settings.round_steps * settings.batch_size
         return {
             "round": number,
@@ -162,23 +168,21 @@ class _Walk:
         learn(arena, trainer, arena.settings.round_steps, number, after)
         mean = torch.stack(sums).double().sum(0).cpu().numpy() / seen
         if not np.isfinite(mean).all():
-            raise ModelError(f"{self.method}: the loss is no number any more: lower --round-lr")
+            raise ModelError("the loss is no number any more: lower --round-lr")
         one_less = np.full(len(cost.sizes), -1)
         saved = -cost.one_more(cost.flops, cost.counts(self.kept), one_less) / self.known.flops
         return self.criterion.score(mean, model.reads, saved[cost.group_of])
 
     def _worst(self) -> np.ndarray:
-        """The units of the worst block of all groups that may give one away."""
+        """The units of the worst block of all groups that may give one away; or none."""
         cost, kept = self.known.cost, self.kept
         counts, here = cost.counts(kept), np.where(kept, self.scores, -np.inf)
         settings = self.arena.settings
         blocks = arrange(self.known.units, cost, here, settings.min_keep, settings.align)
         lasts = zip(blocks.ranked, counts, _last_block(blocks, counts), strict=True)
         candidates = [ranked[first:count] for ranked, count, first in lasts if first >= 0]
-        if not candidates:
-            share = cost.of(cost.flops, counts) / self.known.flops
-            raise BudgetError(f"{self.method} cannot go below {share:.1%} of the FLOPs")
-        return min(candidates, key=lambda units: float(self.scores[units].mean()))
+        none = np.array([], int)
+        return min(candidates, key=lambda units: float(self.scores[units].mean()), default=none)
 
 
 def _last_block(blocks: Blocks, counts: np.ndarray) -> np.ndarray:

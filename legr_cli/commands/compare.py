@@ -32,7 +32,8 @@ def compare(
         str,
         typer.Option(
             metavar="NAME,…|all",
-            help="legr, norm, uniform, random, legr-ddpg, amc, taylor, fisher, morphnet.",
+            help="legr, norm, uniform, random, legr-ddpg, taylor, fisher; amc and morphnet, which "
+            "start anew for each target.",
         ),
     ] = "legr,uniform",
     flops: Annotated[

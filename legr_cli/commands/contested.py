@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legr_cli.commands import show
@@ -24,10 +25,6 @@ def contested(contest: "Contest", data: "Data", resume: bool, force: bool, as_js
     from legr_cli.journal import journal, read_header
 
     folder = contest.folder
-    if force:
-        for name in ("rankings", "pruned", "tuned"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / "compare.json").unlink(missing_ok=True)
     folder.mkdir(exist_ok=True)
     path, total = folder / "compare.jsonl", len(contest.pieces())
     then = read_header(path, COMPARISON) if resume else None
@@ -37,10 +34,15 @@ def contested(contest: "Contest", data: "Data", resume: bool, force: bool, as_js
         dense = then["dense"]
     header = contest.header(data, dense)
     with journal(path, COMPARISON, header, resume, force) as book, Live(total) as live:
+        if force:
+            _clear(folder)
         live.say(
             f"{contest.known.network.arch}: {dense['accuracy']:.2%} of {dense['images']} images; "
             f"{total} networks to make, {len(book.lines)} of them are on record"
         )
+        lost = [row for row in book.lines.values() if not (folder / row.get("file", "")).exists()]
+        if lost:
+            live.say(f"{len(lost)} of these are not in {folder} any more: they stay as recorded")
         pace = Pace()
 
         def tell(done: int, piece: "Piece", text: str) -> None:
@@ -58,8 +60,16 @@ def contested(contest: "Contest", data: "Data", resume: bool, force: bool, as_js
         text = json.dumps(found, indent=1, allow_nan=False) + "\n"
         files.file(folder / "compare.json").write_text(text, encoding="utf-8")
     if all("error" in row for row in found["rows"]):
-        raise LegrError(f"nothing could be compared: {found['rows'][0]['error']}")
+        first = found["rows"][0]
+        raise LegrError(f"nothing could be compared: {first['method']}: {first['error']}")
     _show(contest, found, as_json)
+
+
+def _clear(folder: Path) -> None:
+    """Away with an earlier comparison; whoever still works on it has the journal's lock."""
+    for name in ("rankings", "pruned", "tuned"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / "compare.json").unlink(missing_ok=True)
 
 
 def _show(contest: "Contest", found: dict[str, Any], as_json: bool) -> None:
@@ -75,18 +85,20 @@ def _show(contest: "Contest", found: dict[str, Any], as_json: bool) -> None:
     seeds = contest.settings.repeats
     over = f"; mean ± deviation of {seeds} seeds" if seeds > 1 else ""
     for title, key in (("accuracy, %", "accuracy"), ("before tuning, %", "before")):
-        columns = [f"{target.value:.3g}" for target in targets]
+        columns = [f"{target.value:.10g}" for target in targets]
         table = show.table(title, "method", *columns, left=("method",))
         for own in standing:
             table.add_row(own.method, *(_cell(own, target.label, key) for target in targets))
-        screen.print(table)
+        show.put(screen, table)
     images = f"of {found['dense']['images']} images, by share of FLOPs{over}"
     screen.print(images, style="dim")
-    screen.print(_costs(standing))
-    for reason in dict.fromkeys(
-        f"{own.method}: {why}" for own in standing for why in own.refused.values()
-    ):
-        screen.print(f"– {reason}", style="dim")
+    show.put(screen, _costs(standing))
+    reasons: dict[str, list[str]] = {}
+    for own in standing:
+        for why in dict.fromkeys(own.refused.values()):
+            reasons.setdefault(why, []).append(own.method)
+    for why, methods in reasons.items():
+        screen.print(f"– {', '.join(methods)}: {why}", style="dim", soft_wrap=True)
     name = contest.folder / "compare.json"
     screen.print(f"next: legr report {contest.folder} --out report.html", style="dim")
     show.line(str(name))
@@ -110,6 +122,9 @@ def _costs(standing: "list[Standing]") -> Any:
         left=("method",),
     )
     for own in standing:
+        if not own.points:
+            table.add_row(own.method, *["–"] * 6)
+            continue
         times = {key: "" if x is None else f"{x:.2f}" for key, x in own.times.items()}
         table.add_row(
             own.method,

@@ -173,5 +173,5 @@ def _show(out: Path, as_json: bool) -> None:
             "" if latency is None else f"{latency.ms:.3g}",
             "" if latency is None else f"{latency.ratio:.1%}",
         )
-    show.console(stderr=False).print(table)
+    show.put(show.console(stderr=False), table)
     show.line(page)

@@ -125,4 +125,4 @@ def _show(rows: list[dict[str, Any]], data: str, split: str) -> None:
             show.count(row["flops"]),
             f"{row['flops_share']:.1%}",
         )
-    show.console(stderr=False).print(table)
+    show.put(show.console(stderr=False), table)

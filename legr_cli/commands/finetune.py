@@ -31,7 +31,7 @@ def _recipes(wanted: bool) -> None:
             rate = f"{settings.lr:g}, one-cycle"
         patience = str(settings.patience or "")
         table.add_row(name, str(settings.epochs), rate, patience, recipe.what_for)
-    show.console(stderr=False).print(table)
+    show.put(show.console(stderr=False), table)
     raise typer.Exit
 
 

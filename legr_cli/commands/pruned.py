@@ -56,7 +56,7 @@ def shown(
             *(_latency(row.get("latency")) if timed else ()),
             show.bar([kept / of for kept, of in row["layers"].values()], screen.width - 60),
         )
-    screen.print(table)
+    show.put(screen, table)
     for note in notes:
         screen.print(note, style="dim")
     for row in rows:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import typer
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -49,6 +50,14 @@ def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:
         )  # a long name goes on in the next line; numbers are never cut
         made.add_column(column, justify=justify, no_wrap=not name, overflow="fold")
     return made
+
+
+def put(screen: Console, made: Table) -> None:
+    """Print a table whole: where it is too wide, lines are longer and no number is cut."""
+    needed = Measurement.get(screen, screen.options.update(max_width=10_000), made).maximum
+    width, screen.width = screen.width, max(screen.width, needed)
+    screen.print(made)
+    screen.width = width
 
 
 def emit(data: Any) -> None:

@@ -157,7 +157,7 @@ def _show(session: "Session", files: "Files", reached: "Line", as_json: bool) ->
     shown = ("" if score is None else f"{score['accuracy']:.2%}" for score in scores)
     table.add_row(after if reached["epochs"] else "with new statistics", *shown)
     screen = show.console()
-    screen.print(table)
+    show.put(screen, table)
     if reached["validation"]["accuracy"] < before["accuracy"]:
         note = "no epoch was as good on the validation images as the network before training"
         screen.print(f"{note}: a lower --lr, or more epochs?", style="dim")

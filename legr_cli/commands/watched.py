@@ -144,7 +144,7 @@ def _show(
         loss = facts[key]["loss"]
         table.add_row(name, f"{facts[key]['accuracy']:.2%}", "" if loss is None else f"{loss:.4f}")
     screen = show.console()
-    screen.print(table)
+    show.put(screen, table)
     screen.print(
         f"{notes['settings']['candidates']} candidates, {facts['seconds']:.0f} s of work; "
         f"{found.cached} repeats took the fitness of an earlier one that keeps the same channels",

@@ -76,7 +76,7 @@ def plots(facts: Facts) -> list[Plot]:
 def bars(facts: Facts) -> list[Bars]:
     """What every method cost, as shares of LeGR's whole cost, or in seconds without it."""
     made = []
-    for number, found in enumerate(facts.comparisons, 1):
+    for found in facts.comparisons:
         legr = next((own for own in found.standings if own.method == "legr"), None)
         unit = (legr.pruning.seconds + legr.tuning.seconds) if legr else 0.0
         rows = [
@@ -86,7 +86,7 @@ def bars(facts: Facts) -> list[Bars]:
         targets = len({row["target"] for row in found.data["rows"]})
         made.append(
             Bars(
-                f"cost-{number}",
+                f"cost-{found.file.parent.name or 'here'}",
                 f"Cost of {targets} networks of {found.data['arch']}",
                 "times LeGR's" if unit else "seconds",
                 ["pruning", "tuning"],

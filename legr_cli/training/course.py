@@ -66,5 +66,5 @@ def _reached(run: Run, lines: dict[int, Line], test: Line | None) -> Line:
         "best_epoch": epoch,
         "validation": {**best, "images": len(run.data.validation)},
         "test": test,
-        "seconds": round(sum(line["seconds"] for line in lines.values()), 1),
+        "seconds": round(sum(line["seconds"] for line in lines.values()), 3),
     }

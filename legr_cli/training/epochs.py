@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from legr_cli.errors import CheckpointError, OutputError, TrainingError
+from legr_cli.errors import CheckpointError, OutputError, TrainingError, first_line
 from legr_cli.files import check_out, staged
 from legr_cli.journal import (
     Journal,
@@ -112,7 +112,8 @@ class Files:
 def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator["Record"]:
     """Open the record of a training; one that goes on gives `tensors` what it had stopped with."""
     key = key_of(header)
-    found = read_state(files.state) if files.resume and files.state.exists() else None
+    anew = files.kind.anew
+    found = read_state(files.state, anew) if files.resume and files.state.exists() else None
     done = 0 if found is None else found.epoch
     foreign = files.resume and found is None and files.out.exists()
     keep = None if foreign else done
@@ -125,11 +126,9 @@ def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator
         if found is None:
             files.state.unlink(missing_ok=True)
         elif found.run != key or list(book.lines) != list(range(1, done + 1)):
-            raise TrainingError(
-                f"{files.state} is not of the training in {files.epochs.name}: --force begins anew"
-            )
+            raise TrainingError(f"{files.state} is not of the work in {files.epochs.name}: {anew}")
         else:
-            restore(files.state, found.tensors, tensors)
+            restore(files.state, found.tensors, tensors, anew)
         yield Record(files, key, book)
 
 
@@ -173,29 +172,29 @@ def write_state(path: Path, run: str, epoch: int, tensors: dict[str, Tensor]) ->
         raise OutputError(f"{error}: {kept}; make room and go on with --resume") from error
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path, anew: str = EPOCHS.anew) -> State:
     """A state as it was written."""
     try:
         tensors, header = read_safetensors(path)
         notes: Any = json.loads(header[_KEY])
         ours = (notes["format"], notes["version"]) == (FORMAT, VERSION)
     except (CheckpointError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TrainingError(f"{path} is damaged ({error}): --force begins anew") from error
+        raise TrainingError(f"{path} is damaged ({first_line(error)}): {anew}") from error
     run, epoch = notes.get("run"), notes.get("epoch")
     if not ours or type(epoch) is not int or epoch < 1:
-        raise TrainingError(f"{path} is no training that this legr reads: --force begins anew")
+        raise TrainingError(f"{path} is no training that this legr reads: {anew}")
     return State(str(run), epoch, tensors)
 
 
-def restore(path: Path, found: dict[str, Tensor], into: dict[str, Tensor]) -> None:
+def restore(
+    path: Path, found: dict[str, Tensor], into: dict[str, Tensor], anew: str = EPOCHS.anew
+) -> None:
     """Give every tensor of a run its numbers in a state; all fit, or none is changed."""
     strange = set(found) ^ set(into)
     both = set(found) & set(into)
     strange |= {n for n in both if found[n].shape != into[n].shape}
     strange |= {n for n in both if found[n].dtype != into[n].dtype}
     if strange:
-        raise TrainingError(
-            f"{path} does not fit this network at '{min(strange)}': --force begins anew"
-        )
+        raise TrainingError(f"{path} does not fit this network at '{min(strange)}': {anew}")
     for name, tensor in into.items():
         tensor.copy_(found[name])
