@@ -161,6 +161,9 @@ def test_damage_inside_a_comparison_costs_only_that(weights: Path, tmp_path: Pat
     (folder / "tuned/fisher-flops50-seed0.safetensors").unlink()
     result = runner.invoke(app, [str(arg) for arg in (*args, "--resume")])
     assert "1 of these are not in" in result.stderr
+    record = folder / "compare.jsonl"
+    record.write_text(record.read_text().replace('"dense": {', '"dance": {'))
+    assert f"{record} is no legr-pieces that this legr reads" in fails(*args, "--resume")
 
 
 def test_more_units_a_round_than_there_are(weights: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from legr_cli.baselines.spent import Spent
 from legr_cli.baselines.summary import FORMAT, VERSION, is_row
 from legr_cli.errors import BudgetError, LegrError, ModelError
 from legr_cli.files import staged
-from legr_cli.journal import Journal, Kind, Line
+from legr_cli.journal import Journal, Kind, Line, is_score
 from legr_cli.networks import Network, save_network, with_command
 from legr_cli.pruning import Study, carry_out, lowest_share, plans
 from legr_cli.ranking import write_ranking
@@ -100,7 +100,7 @@ COMPARISON = Kind(
     work="comparison",
     command="legr compare",
     key="piece",
-    is_header=lambda _: True,
+    is_header=lambda line: is_score(line.get("dense")),
     is_sound=lambda line, _: type(line.get("piece")) is int and is_row(line),
     error=LegrError,
 )
