@@ -1,6 +1,7 @@
 """`legr compare`, end to end, on the digits inside the package."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -110,7 +111,8 @@ def test_killed_and_resumed_it_ends_the_same(versus: Path, weights: Path, tmp_pa
         folder / "rankings/morphnet-flops40-seed0.rounds.jsonl",
     )
     for number, moment in enumerate(moments):
-        process = spawn(*args, *(["--resume"] if number else []))
+        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # as in this process: the same sums
+        process = spawn(*args, *(["--resume"] if number else []), env=one_thread)
         await_lines(moment, 2)
         process.send_signal(signal.SIGKILL)
         process.communicate()

@@ -223,7 +223,7 @@ def other(**changes: object) -> dict:
         ),
         (other(data={**HEADER["data"], "split": {"sha256": "ee"}}), "the split of the data is"),
         (other(data={**HEADER["data"], "sha256": "ee"}), "the data are others"),
-        (other(statistics={"mean": [0.4], "std": [0.5]}), "--normalize are others"),
+        (other(statistics={"mean": [0.4], "std": [0.5]}), "--normalize is another"),
     ],
 )
 def test_another_search_is_not_resumed(header: dict, message: str, tmp_path: Path) -> None:

@@ -126,7 +126,9 @@ def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator
         if found is None:
             files.state.unlink(missing_ok=True)
         elif found.run != key or list(book.lines) != list(range(1, done + 1)):
-            raise TrainingError(f"{files.state} is not of the work in {files.epochs.name}: {anew}")
+            raise TrainingError(
+                f"{files.state} is not of the {files.kind.work} in {files.epochs.name}: {anew}"
+            )
         else:
             restore(files.state, found.tensors, tensors, anew)
         yield Record(files, key, book)
