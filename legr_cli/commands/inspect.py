@@ -123,7 +123,7 @@ def _show(facts: dict[str, Any]) -> None:
         share = f"{other / facts['flops']:.1%}"
         table.add_row("norms, pools", "", "", "", "", show.count(other), share, "")
     screen = show.console(stderr=False)
-    screen.print(table)
+    show.put(screen, table)
     for reason, names in _by_reason(facts["pinned"]).items():
         screen.print(f"pinned by {reason}: {', '.join(names)}", style="dim")
     auto, exact = facts["lowest_flops_share"].values()

@@ -26,7 +26,7 @@ def table(whole: dict[str, Any]) -> None:
             f"{(high - low) / 2:.3f}",
             "" if slope is None else f"{slope:.2f}",
         )
-    screen.print(made)
+    show.put(screen, made)
     found = list(known.values())
     line = fitted_slope(found)
     if line is not None:
