@@ -66,6 +66,15 @@ def require_folder(out: Path, option: str = "--out") -> None:
         raise OutputError(f"{option} {out}: the folder {out.parent} cannot be written to")
 
 
+def check_folder(out: Path, mark: str) -> None:
+    """Say what is wrong with a folder to work in; `mark` is a file that such a folder has."""
+    require_folder(out)
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"--out {out} is a file: name a folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / mark).exists():
+        raise OutputError(f"--out {out} has other things in it: name a new folder")
+
+
 def check_out(out: Path, suffix: str, beside: dict[str, Path], resume: bool, force: bool) -> None:
     """Say what is in the way of work that can be resumed; `beside`: what it leaves, by its name.
 

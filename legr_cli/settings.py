@@ -224,9 +224,7 @@ class Compare:
     training: Training  # of every network in the end
     align: Align = Align()
     min_keep: float = 0.1
-    search_flops: float | None = (
-        None  # where rankings for all targets are learned; None: the lowest
-    )
+    search_flops: float | None = None  # where one ranking for all targets is learned: the lowest
     candidates: int = 400  # of every search; AMC's episodes for each target
     fitness: str = "finetune"
     steps: int = FITNESS["finetune"]

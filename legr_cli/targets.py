@@ -1,6 +1,7 @@
 """What a smaller network is to come down to: a share of the dense one's cost, or milliseconds."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from legr_cli.errors import SettingError
@@ -73,3 +74,8 @@ def _expand(what: str, text: str, numbers: list[float]) -> list[float]:
         raise SettingError(f"--{what} {text}: a range goes up from FROM to TO by a positive STEP")
     count = int((stop - start) / step + 1e-9) + 1
     return [round(start + i * step, 10) for i in range(count)]
+
+
+def falling(targets: Iterable[Target]) -> list[Target]:
+    """From high to low."""
+    return sorted(targets, key=lambda target: -target.value)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from legr_cli import __version__
 from legr_cli.baselines.spent import Spent
 from legr_cli.journal import Line
 from legr_cli.pruning import Study
 from legr_cli.ranking import Ranking, scored
+from legr_cli.search.session import provenance, subject
 from legr_cli.settings import Compare, Prune
 from legr_cli.targets import Target
 from legr_cli.training.data import Data
@@ -52,33 +52,20 @@ class Arena:
         """How a network is cut to a target."""
         return Prune(targets=(target,), align=self.settings.align, min_keep=self.settings.min_keep)
 
+    def plain(self, **settings: Any) -> Line:
+        """These settings and those that all methods have, as JSON has them."""
+        own = self.settings
+        about = {**settings, "align": own.align.name, "min_keep": own.min_keep}
+        return {**about, "batch_size": own.batch_size, "seed": self.seed}
+
     def header(self, method: str, **settings: Any) -> Line:
         """What tells this work from other work, for a journal."""
-        network = self.known.network
-        about = {**settings, "align": self.settings.align.name, "min_keep": self.settings.min_keep}
-        return {
-            "method": method,
-            "arch": str(network.arch),
-            "input": list(network.input_shape),
-            "weights_sha256": self.known.sha256,
-            "settings": {**about, "batch_size": self.settings.batch_size, "seed": self.seed},
-            "data": self.data.card,
-            "statistics": self.data.feed.statistics,
-        }
+        return {"method": method, **subject(self.known, self.data, self.plain(**settings))}
 
     def ranking(self, method: str, scores: np.ndarray, **settings: Any) -> Ranking:
         """A ranking by units' scores, with all that ranking.json says beside its rows."""
-        about = self.header(method, **settings)
-        network = self.known.network
-        notes = {
-            **about,
-            "arch": network.arch.name,
-            "options": network.arch.options,
-            "classes": len(self.data.classes),
-            "legr": __version__,
-            "seed": self.seed,
-            "dense": self.dense,
-        }
+        about = self.plain(**settings)
+        notes = provenance(self.known, self.data, about, self.seed, self.dense)
         return replace(scored(self.known.filters, scores, method), notes=notes)
 
 

@@ -22,8 +22,9 @@ from legr_cli.journal import Journal, Kind, Line, is_score
 from legr_cli.networks import Network, save_network, with_command
 from legr_cli.pruning import Study, carry_out, lowest_share, plans
 from legr_cli.ranking import write_ranking
+from legr_cli.search.session import subject
 from legr_cli.settings import Compare
-from legr_cli.targets import Target
+from legr_cli.targets import Target, falling
 from legr_cli.training.batches import Serving, in_order
 from legr_cli.training.course import Sight, followed
 from legr_cli.training.data import Data
@@ -58,25 +59,17 @@ class Contest:
 
     def header(self, data: Data, dense: Line) -> Line:
         """What the journal says was compared; `dense` is what the network itself reaches."""
-        network, settings = self.known.network, self.settings
+        settings = self.settings
         plain = {
             **{f.name: getattr(settings, f.name) for f in fields(settings)},
             "methods": ",".join(settings.methods),
-            "flops": ",".join(f"{target.value:g}" for target in _falling(settings.targets)),
+            "flops": ",".join(f"{target.value:g}" for target in falling(settings.targets)),
             "align": settings.align.name,
             "recipe": settings.training.recipe,
             "epochs": settings.training.epochs,
         }
         del plain["training"], plain["targets"]
-        return {
-            "arch": str(network.arch),
-            "input": list(network.input_shape),
-            "weights_sha256": self.known.sha256,
-            "settings": plain,
-            "data": data.card,
-            "statistics": data.feed.statistics,
-            "dense": dense,
-        }
+        return {**subject(self.known, data, plain), "dense": dense}
 
     def pieces(self) -> list[Piece]:
         """All of it, in order: a method's targets from high to low."""
@@ -85,14 +78,9 @@ class Contest:
             (seed, method, target)
             for seed in range(settings.seed, settings.seed + settings.repeats)
             for method in settings.methods
-            for target in _falling(settings.targets)
+            for target in falling(settings.targets)
         )
         return [Piece(number, *what) for number, what in enumerate(every)]
-
-
-def _falling(targets: tuple[Target, ...]) -> list[Target]:
-    """From high to low."""
-    return sorted(targets, key=lambda target: -target.value)
 
 
 COMPARISON = Kind(

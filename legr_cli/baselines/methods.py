@@ -1,4 +1,4 @@
-"""The table of methods: what each is, and how it is run."""
+"""The table of methods, and how each is run."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from legr_cli.search.history import HISTORY, history_of
 from legr_cli.search.learn import Progress, Way, evolving, search
 from legr_cli.search.session import Session, candidate_images
 from legr_cli.settings import Search
-from legr_cli.targets import Target
+from legr_cli.targets import Target, falling
 
 Ways = Callable[[Study, Search], Way]
 
@@ -29,7 +29,6 @@ Ways = Callable[[Study, Search], Way]
 class Entry:
     """A method of the table."""
 
-    about: str
     run: Method
     each: bool = False  # it starts anew for each target
 
@@ -47,7 +46,7 @@ def _unsearched(
     name: str | None, arena: Arena, _: list[Target], todo: set[Target]
 ) -> Iterator[Level]:
     """Norms alone: nothing to learn, nothing to pay."""
-    for target in _falling(todo):
+    for target in falling(todo):
         yield Level(target, arena.known, ranking_for(arena.known, name), Spent())
 
 
@@ -58,7 +57,7 @@ def _once(
     if todo:
         at = arena.settings.search_flops or targets[-1].value
         ranking, spent = _searched(name, way, arena, at, None)
-        for target in _falling(todo):
+        for target in falling(todo):
             yield Level(target, arena.known, ranking, spent if target == targets[0] else Spent())
 
 
@@ -66,7 +65,7 @@ def _each(
     name: str, way: Ways, arena: Arena, _: list[Target], todo: set[Target]
 ) -> Iterator[Level]:
     """A search for each target."""
-    for target in _falling(todo):
+    for target in falling(todo):
         yield Level(target, arena.known, *_searched(name, way, arena, target.value, target))
 
 
@@ -101,11 +100,6 @@ def _searched(
     return session.ranking(found, arena.dense, history.name), spent
 
 
-def _falling(targets: set[Target]) -> list[Target]:
-    """From high to low."""
-    return sorted(targets, key=lambda target: -target.value)
-
-
 def _fisher(arena: Arena, targets: list[Target], todo: set[Target]) -> Iterator[Level]:
     """With λ as it was set."""
     criterion = fisher(arena.settings.fisher_weight)
@@ -113,13 +107,13 @@ def _fisher(arena: Arena, targets: list[Target], todo: set[Target]) -> Iterator[
 
 
 METHODS = {
-    "legr": Entry("learned global ranking, by evolution", partial(_once, "legr", evolving)),
-    "norm": Entry("plain squared norms (α = 1, κ = 0)", partial(_unsearched, None)),
-    "uniform": Entry("the same share of every layer", partial(_unsearched, "uniform")),
-    "random": Entry("random search over (α, κ)", partial(_once, "random", drawn)),
-    "legr-ddpg": Entry("(α, κ) by AMC's agent", partial(_once, "legr-ddpg", legr_ddpg.reinforced)),
-    "amc": Entry("layer ratios by reinforcement", partial(_each, "amc", amc.reinforced), each=True),
-    "taylor": Entry("|activation × gradient|, in rounds", partial(gradually, "taylor", TAYLOR)),
-    "fisher": Entry("Fisher information less FLOPs, in rounds", _fisher),
-    "morphnet": Entry("a Lasso on BatchNorm's γ by FLOPs", morphnet, each=True),
+    "legr": Entry(partial(_once, "legr", evolving)),
+    "norm": Entry(partial(_unsearched, None)),
+    "uniform": Entry(partial(_unsearched, "uniform")),
+    "random": Entry(partial(_once, "random", drawn)),
+    "legr-ddpg": Entry(partial(_once, "legr-ddpg", legr_ddpg.reinforced)),
+    "amc": Entry(partial(_each, "amc", amc.reinforced), each=True),
+    "taylor": Entry(partial(gradually, "taylor", TAYLOR)),
+    "fisher": Entry(_fisher),
+    "morphnet": Entry(morphnet, each=True),
 }

@@ -22,7 +22,7 @@ from legr_cli.channels.units import Units
 from legr_cli.errors import ModelError
 from legr_cli.journal import Line
 from legr_cli.pruning import Study
-from legr_cli.targets import Target
+from legr_cli.targets import Target, falling
 from legr_cli.training.epochs import Files, recorded
 from legr_cli.training.loop import Loss, Trainer, cross_entropy, sgd
 
@@ -37,7 +37,7 @@ def morphnet(arena: Arena, _targets: list[Target], todo: set[Target]) -> Iterato
     if not any((of >= 0).any() for _, of in _gammas(arena.known.units)):
         raise ModelError("it needs BatchNorm with a γ, and this network has none")
     settings, known = arena.settings, arena.known
-    for target in sorted(todo, key=lambda target: -target.value):
+    for target in falling(todo):
         budget = target.value * known.flops
         about = {name: getattr(settings, name) for name in ("trials", "trial_steps", "lr")}
         about["flops"] = target.value

@@ -186,18 +186,13 @@ def compare(
 
 def _check_out(out: Path, resume: bool, force: bool) -> None:
     """Say what is in the way before any work is done."""
-    from legr_cli.files import require_folder
+    from legr_cli.files import check_folder
 
     if resume and force:
         raise SettingError("--resume goes on, --force begins anew: choose one")
-    require_folder(out)
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"--out {out} is a file: name a folder")
-    begun = (out / "compare.jsonl").exists()
-    if begun and not (resume or force):
+    check_folder(out, "compare.jsonl")
+    if (out / "compare.jsonl").exists() and not (resume or force):
         raise OutputError(
             f"{out} has a comparison: --resume goes on with it, --force begins anew, or choose "
             "another --out"
         )
-    if not begun and out.is_dir() and any(out.iterdir()):
-        raise OutputError(f"--out {out} has other things in it: name a new folder")

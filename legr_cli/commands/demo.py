@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from legr_cli.commands import options
-from legr_cli.errors import LegrError, OutputError
+from legr_cli.errors import LegrError
 
 if TYPE_CHECKING:
     from legr_cli.commands.live import Live
@@ -104,13 +104,9 @@ def demo(
 
 def _make(out: Path) -> None:
     """The folders; a file in their place is an error."""
-    from legr_cli.files import require_folder
+    from legr_cli.files import check_folder
 
-    require_folder(out)
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"--out {out} is a file: name a folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / "demo.log").exists():
-        raise OutputError(f"--out {out} has other things in it: name a new folder")
+    check_folder(out, "demo.log")
     (out / "tuned").mkdir(parents=True, exist_ok=True)
 
 

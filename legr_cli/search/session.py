@@ -39,16 +39,8 @@ class Session:
 
     def header(self) -> Line:
         """What the journal says was searched: another search has another header."""
-        network = self.known.network
-        return {
-            **({} if self.method == "legr" else {"method": self.method}),
-            "arch": str(network.arch),
-            "input": list(network.input_shape),
-            "weights_sha256": self.known.sha256,
-            "settings": _plain(self.settings),
-            "data": self.data.card,
-            "statistics": self.data.feed.statistics,
-        }
+        other = {} if self.method == "legr" else {"method": self.method}
+        return {**other, **subject(self.known, self.data, _plain(self.settings))}
 
     def job(self) -> Job:
         """What a worker needs."""
@@ -79,19 +71,9 @@ class Session:
 
     def ranking(self, found: Found, dense: Line, history: str) -> Ranking:
         """What was found, with all that ranking.json says beside its rows."""
-        network = self.known.network
+        settings = _plain(self.settings)
         notes = {
-            "legr": __version__,
-            "arch": network.arch.name,
-            "options": network.arch.options,
-            "classes": len(self.data.classes),
-            "input": list(network.input_shape),
-            "weights_sha256": self.known.sha256,
-            "data": self.data.card,
-            "statistics": self.data.feed.statistics,
-            "settings": _plain(self.settings),
-            "seed": self.settings.seed,
-            "dense": dense,
+            **provenance(self.known, self.data, settings, self.settings.seed, dense),
             **({"identity": _reached(found.first)} if _is_identity(found.first) else {}),
             "best": _reached(found.best),
             "history": history,
@@ -102,6 +84,37 @@ class Session:
             },
         }
         return replace(found.ranking, method=self.method, notes=notes)
+
+
+def subject(known: Study, data: Data, settings: Line) -> Line:
+    """What work is about, for its journal: other work has another subject."""
+    network = known.network
+    return {
+        "arch": str(network.arch),
+        "input": list(network.input_shape),
+        "weights_sha256": known.sha256,
+        "settings": settings,
+        "data": data.card,
+        "statistics": data.feed.statistics,
+    }
+
+
+def provenance(known: Study, data: Data, settings: Line, seed: int, dense: Line) -> Line:
+    """What every ranking.json says of the network and the images that it came from."""
+    network = known.network
+    return {
+        "legr": __version__,
+        "arch": network.arch.name,
+        "options": network.arch.options,
+        "classes": len(data.classes),
+        "input": list(network.input_shape),
+        "weights_sha256": known.sha256,
+        "data": data.card,
+        "statistics": data.feed.statistics,
+        "settings": settings,
+        "seed": seed,
+        "dense": dense,
+    }
 
 
 def check_reach(known: Study, settings: Search) -> None:
