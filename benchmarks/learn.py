@@ -136,7 +136,7 @@ def main(checkpoint: str, arch: str, data: str) -> None:
         data, known.network.input_shape, seed=0, statistics=parse_statistics("imagenet")
     )
     settings = Search(
-        flops=0.2, candidates=8, population=8, sample=2, steps=20, align=parse_align("auto")
+        flops=(0.2,), candidates=8, population=8, sample=2, steps=20, align=parse_align("auto")
     )
     session = Session(known, found, settings, "cpu")
     data_path(session)

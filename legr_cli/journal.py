@@ -196,7 +196,7 @@ def _agree(path: Path, kind: Kind, then: Line, now: Line) -> None:
             differs += [
                 f"{option(name)} was {old.get(name)}, is {value}"
                 for name, value in new.items()
-                if old.get(name) != value
+                if old.get(name) != value and (name in old or value)  # a new one that is off
             ]
         elif key == "data" and isinstance(old, dict) and {**old, "split": 0} == {**new, "split": 0}:
             differs.append("the split of the data is another")

@@ -111,7 +111,7 @@ FITNESS = {"finetune": 200, "bn": 8, "none": 0}  # kind → batches to adapt on
 class Search:
     """The settings of a search for a ranking (paper, Algorithm 1)."""
 
-    flops: float = 0.2  # ζ̂: the share at which candidates are compared
+    flops: tuple[float, ...] = (0.2,)  # ζ̂: the shares at which candidates are compared
     candidates: int = 400  # E
     population: int = 64  # P: candidates alive at once
     sample: int = 16  # S: of which the fittest is a parent
@@ -124,6 +124,7 @@ class Search:
     steps: int = FITNESS["finetune"]  # τ̂: batches to adapt on
     batch_size: int = 128
     lr: float = 0.01
+    amp: bool = False  # those steps in half precision, where the device has it
     val_images: int = 10_000  # images to measure on, at most
     min_keep: float = 0.1
     align: Align = Align()
@@ -131,7 +132,7 @@ class Search:
     workers: int = 1  # W: candidate e may depend on results up to e − W
 
     def __post_init__(self) -> None:
-        _ = self.cut  # checks its share and --min-keep
+        _ = self.cut  # checks its shares and --min-keep
         _within(
             self,
             candidates=(1, MANY),
@@ -158,8 +159,8 @@ class Search:
     @property
     def cut(self) -> Prune:
         """How every candidate is cut."""
-        target = Target("flops", self.flops)
-        return Prune(targets=(target,), align=self.align, min_keep=self.min_keep)
+        targets = tuple(Target("flops", share) for share in self.flops)
+        return Prune(targets=targets, align=self.align, min_keep=self.min_keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +225,7 @@ class Compare:
     training: Training  # of every network in the end
     align: Align = Align()
     min_keep: float = 0.1
-    search_flops: float | None = None  # where one ranking for all targets is learned: the lowest
+    search_flops: tuple[float, ...] = ()  # where one ranking for all targets is learned: the lowest
     candidates: int = 400  # of every search; AMC's episodes for each target
     fitness: str = "finetune"
     steps: int = FITNESS["finetune"]
@@ -245,9 +246,9 @@ class Compare:
         if len(set(self.methods)) < len(self.methods):
             raise SettingError("--methods: one is named twice")
         _ = Prune(targets=self.targets, align=self.align, min_keep=self.min_keep)
-        if self.search_flops is not None:
-            _ = Target("search-flops", self.search_flops)
-        _ = self.search(self.search_flops or self.targets[0].value, self.seed)  # what they share
+        for share in self.search_flops:
+            _ = Target("search-flops", share)
+        _ = self.search(self.search_flops or (self.targets[0].value,), self.seed)  # what they share
         _within(
             self,
             round_units=(1, MANY),
@@ -260,8 +261,8 @@ class Compare:
             seed=(0, LARGEST_SEED - 1000),
         )
 
-    def search(self, flops: float, seed: int) -> Search:
-        """A search at this share of the FLOPs."""
+    def search(self, flops: tuple[float, ...], seed: int) -> Search:
+        """A search at these shares of the FLOPs."""
         population = min(Search.population, self.candidates)
         return Search(
             flops=flops,
@@ -272,6 +273,7 @@ class Compare:
             steps=self.steps,
             batch_size=self.batch_size,
             lr=self.lr,
+            amp=self.training.amp,
             val_images=self.val_images,
             min_keep=self.min_keep,
             align=self.align,

@@ -79,3 +79,8 @@ def _expand(what: str, text: str, numbers: list[float]) -> list[float]:
 def falling(targets: Iterable[Target]) -> list[Target]:
     """From high to low."""
     return sorted(targets, key=lambda target: -target.value)
+
+
+def percents(shares: Iterable[float]) -> str:
+    """`20% and 40%`."""
+    return " and ".join(f"{share:.0%}" for share in shares)

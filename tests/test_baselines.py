@@ -181,7 +181,7 @@ def test_amc_is_bound_by_the_budget() -> None:
 def test_amcs_ratios_meet_the_target() -> None:
     """Whatever the agent says; and what a ratio says is what stays."""
     known = chain()
-    walker = _Ratios(known, Search(flops=0.6, candidates=40))
+    walker = _Ratios(known, Search(flops=(0.6,), candidates=40))
     for number in range(40):
         ratio = walker.genes(number)["ratio"]
         counts = (ratio * known.cost.sizes + 1e-9).astype(int)

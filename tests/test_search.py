@@ -18,15 +18,15 @@ import pytest
 from legr_cli.errors import OutputError, SearchError
 from legr_cli.journal import Journal, journal, read_header
 from legr_cli.models.registry import Arch
-from legr_cli.networks import Channels, Network
+from legr_cli.networks import Network
 from legr_cli.pruning import Study, study
 from legr_cli.search.crew import Crew, InProcess
-from legr_cli.search.fitness import Outcome
+from legr_cli.search.fitness import Cuts, Outcome
 from legr_cli.search.history import HISTORY
 from legr_cli.search.learn import Found, evolving, search
 from legr_cli.settings import Search
 
-SETTINGS = Search(flops=0.5, candidates=60, population=16, sample=4, mutate=0.3)
+SETTINGS = Search(flops=(0.5,), candidates=60, population=16, sample=4, mutate=0.3)
 HEADER = {
     "arch": "tiny",
     "input": [3, 16, 16],
@@ -45,14 +45,17 @@ def known() -> Study:
     return study(Network(nets.enliven(net), Arch("tiny"), (3, 16, 16)))
 
 
-def reach(channels: Channels) -> Outcome:
-    """An accuracy that depends on the channels alone."""
-    widths = np.array([len(line) for line in channels.values()], float)
-    noise = np.random.default_rng([sum(line) for line in channels.values()]).random()
-    return Outcome(float(widths.std() / 100 + noise / 10), 1.0, 0.1, 0.05, 0.05)
+def reach(cuts: Cuts) -> list[Outcome]:
+    """Accuracies that depend on the channels alone."""
+    made = []
+    for channels in cuts:
+        widths = np.array([len(line) for line in channels.values()], float)
+        noise = np.random.default_rng([sum(line) for line in channels.values()]).random()
+        made.append(Outcome(float(widths.std() / 100 + noise / 10), 1.0, 0.1, 0.05, 0.05))
+    return made
 
 
-def crew(call: Callable[[Channels], Outcome] = reach, pool: Executor | None = None) -> Crew:
+def crew(call: Callable[[Cuts], list[Outcome]] = reach, pool: Executor | None = None) -> Crew:
     return Crew(lambda: (pool or InProcess(), call, ()))
 
 
@@ -79,7 +82,7 @@ def test_same_answer_whatever_finishes_first(known: Study, tmp_path: Path) -> No
     for seed in range(3):
         rng, lock, running, most = np.random.default_rng(seed), threading.Lock(), [0], [0]
 
-        def late(channels: Channels, rng=rng, lock=lock, running=running, most=most) -> Outcome:
+        def late(cuts: Cuts, rng=rng, lock=lock, running=running, most=most) -> list[Outcome]:
             with lock:
                 delay = rng.random() / 10
                 running[0] += 1
@@ -87,7 +90,7 @@ def test_same_answer_whatever_finishes_first(known: Study, tmp_path: Path) -> No
             time.sleep(delay)
             with lock:
                 running[0] -= 1
-            return reach(channels)
+            return reach(cuts)
 
         with ThreadPoolExecutor(4) as pool:
             found = run(known, tmp_path / f"{seed}.jsonl", crew(late, pool), settings)
@@ -114,9 +117,9 @@ def test_a_candidate_sees_only_results_up_to_w_before_it(known: Study, tmp_path:
 def test_a_plan_is_not_tried_twice(known: Study, tmp_path: Path) -> None:
     tried: list[str] = []
 
-    def note(channels: Channels) -> Outcome:
-        tried.append(json.dumps(channels))
-        return reach(channels)
+    def note(cuts: Cuts) -> list[Outcome]:
+        tried.append(json.dumps(cuts))
+        return reach(cuts)
 
     found = run(known, tmp_path / "h.jsonl", crew(note))
     assert len(tried) == len(set(tried)) == 60 - found.cached
@@ -169,7 +172,7 @@ def test_a_candidate_that_kills_four_workers_ends_the_search(known: Study, tmp_p
 
 
 def test_an_error_of_a_candidate_is_not_hidden(known: Study, tmp_path: Path) -> None:
-    def wrong(channels: Channels) -> Outcome:
+    def wrong(cuts: Cuts) -> list[Outcome]:
         raise ZeroDivisionError("of the test")
 
     with pytest.raises(SearchError, match="candidate 0 cannot be tried: ZeroDivisionError: of the"):
@@ -177,8 +180,8 @@ def test_an_error_of_a_candidate_is_not_hidden(known: Study, tmp_path: Path) -> 
 
 
 def test_a_loss_that_is_no_number_ranks_last(known: Study, tmp_path: Path) -> None:
-    def diverged(channels: Channels) -> Outcome:
-        return Outcome(0.1, float("nan"), 0.1, 0.1, 0.1)
+    def diverged(cuts: Cuts) -> list[Outcome]:
+        return [Outcome(0.1, float("nan"), 0.1, 0.1, 0.1)]
 
     found = run(known, tmp_path / "h.jsonl", crew(diverged))
     assert found.best["loss"] is None
@@ -201,7 +204,7 @@ def test_a_finished_search_is_not_repeated(known: Study, tmp_path: Path) -> None
     path = tmp_path / "h.jsonl"
     wanted = rows(run(known, path, crew()))
 
-    def never(channels: Channels) -> Outcome:
+    def never(cuts: Cuts) -> list[Outcome]:
         raise AssertionError("nothing is left to try")
 
     assert rows(run(known, path, crew(never), resume=True)) == wanted

@@ -64,7 +64,7 @@ class _Ratios(Walker):
 
         def take(group: int, action: np.ndarray) -> np.ndarray:
             nonlocal decided
-            most = bound(cost, counts, group, self.settings.flops * flops)
+            most = bound(cost, counts, group, self.settings.flops[0] * flops)
             least, size = self.least[group], cost.sizes[group]
             ratio = np.clip(action, least / size, max(least, most) / size)
             counts[group] = int(ratio[0] * size + 1e-9)

@@ -64,7 +64,9 @@ class Contest:
             **{f.name: getattr(settings, f.name) for f in fields(settings)},
             "methods": ",".join(settings.methods),
             "flops": ",".join(f"{target.value:g}" for target in falling(settings.targets)),
+            "search_flops": settings.search_flops or None,
             "align": settings.align.name,
+            "amp": settings.training.amp,
             "recipe": settings.training.recipe,
             "epochs": settings.training.epochs,
         }

@@ -20,7 +20,7 @@ from legr_cli.search.history import HISTORY, history_of
 from legr_cli.search.learn import Progress, Way, evolving, search
 from legr_cli.search.session import Session, candidate_images
 from legr_cli.settings import Search
-from legr_cli.targets import Target, falling
+from legr_cli.targets import Target, falling, percents
 
 Ways = Callable[[Study, Search], Way]
 
@@ -55,7 +55,7 @@ def _once(
 ) -> Iterator[Level]:
     """One search, as a rule at the lowest target, for all of them; the first one pays for it."""
     if todo:
-        at = arena.settings.search_flops or targets[-1].value
+        at = arena.settings.search_flops or (targets[-1].value,)
         ranking, spent = _searched(name, way, arena, at, None)
         for target in falling(todo):
             yield Level(target, arena.known, ranking, spent if target == targets[0] else Spent())
@@ -66,11 +66,11 @@ def _each(
 ) -> Iterator[Level]:
     """A search for each target."""
     for target in falling(todo):
-        yield Level(target, arena.known, *_searched(name, way, arena, target.value, target))
+        yield Level(target, arena.known, *_searched(name, way, arena, (target.value,), target))
 
 
 def _searched(
-    name: str, way: Ways, arena: Arena, at: float, only: Target | None
+    name: str, way: Ways, arena: Arena, at: tuple[float, ...], only: Target | None
 ) -> tuple[Ranking, Spent]:
     """A search on record, what it found and what it took."""
     settings = arena.settings.search(at, arena.seed)
@@ -79,7 +79,7 @@ def _searched(
 
     def watch(state: Progress) -> None:
         best = f"best {state.best['accuracy']:.2%}"
-        arena.tell(f"candidate {state.done}/{settings.candidates} at {at:.0%}, {best}")
+        arena.tell(f"candidate {state.done}/{settings.candidates} at {percents(at)}, {best}")
 
     header = {**session.header(), "dense": arena.dense}
     with journal(history, replace(HISTORY, anew=ASIDE), header, resume=True) as book:
@@ -94,7 +94,7 @@ def _searched(
         thought = sum(line.get("think_seconds", 0.0) for line in book.lines.values())
     spent = Spent(
         sum(line["seconds"] for line in tried) + thought,
-        len(tried) * settings.steps * (settings.fitness == "finetune"),
+        len(tried) * len(at) * settings.steps * (settings.fitness == "finetune"),
         len(tried) * candidate_images(arena.data, settings),
     )
     return session.ranking(found, arena.dense, history.name), spent

@@ -50,9 +50,13 @@ def compare(
     resume: options.Resume = False,
     force: options.Force = False,
     search_flops: Annotated[
-        float | None,
+        str | None,
         setting(
-            _SEARCH, "SHARE", "Where candidates are compared, except amc's.", "the lowest --flops"
+            _SEARCH,
+            "SHARE,…",
+            "Where candidates are compared, except amc's: at one share, or at several by their "
+            "mean accuracy.",
+            "the lowest --flops",
         ),
     ] = None,
     candidates: Annotated[
@@ -109,6 +113,7 @@ def compare(
         ),
     ] = 1,
     device: options.Device = "auto",
+    amp: options.Amp = False,
     arch: options.Arch = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
@@ -130,7 +135,7 @@ def compare(
     from legr_cli.baselines.contest import Contest
     from legr_cli.baselines.methods import parse_methods
     from legr_cli.commands.contested import contested
-    from legr_cli.commands.show import busy
+    from legr_cli.commands.show import busy, half_helps
     from legr_cli.commands.typed import typed
     from legr_cli.networks import open_network
     from legr_cli.pruning import study
@@ -138,17 +143,20 @@ def compare(
     from legr_cli.settings import FITNESS, Compare, parse_align, parse_input
     from legr_cli.targets import parse_targets
     from legr_cli.training.data import parse_statistics
+    from legr_cli.training.devices import choose
     from legr_cli.training.measure import check_classes
     from legr_cli.training.opening import Images, images_for
     from legr_cli.training.recipes import settings_of
 
+    others = {"amp": amp and half_helps(choose(device))}
+    searched = parse_targets("search-flops", search_flops) if search_flops else []
     settings = Compare(
         methods=parse_methods(methods),
         targets=tuple(parse_targets("flops", flops)),
-        training=settings_of(recipe, **({} if epochs is None else {"epochs": epochs})),
+        training=settings_of(recipe, **others, **({} if epochs is None else {"epochs": epochs})),
         align=parse_align(align),
         min_keep=min_keep,
-        search_flops=search_flops,
+        search_flops=tuple(target.value for target in searched),
         candidates=candidates,
         fitness=fitness,
         steps=FITNESS.get(fitness, 0) if steps is None or fitness == "none" else steps,

@@ -186,14 +186,7 @@ def finetune(
     normalize: options.Normalize = None,
     download: options.Download = False,
     device: options.Device = "auto",
-    amp: Annotated[
-        bool,
-        typer.Option(
-            "--amp",
-            rich_help_panel=options.MACHINE,
-            help="Compute in bfloat16, or in float16 on older GPUs, where that is faster.",
-        ),
-    ] = False,
+    amp: options.Amp = False,
     compiled: Annotated[
         bool,
         typer.Option(
@@ -233,11 +226,10 @@ def finetune(
 
       legr finetune --arch resnet56 --recipe cifar-train --data cifar10:DIR --out dense.safetensors
     """
-    from legr_cli.commands.show import console
+    from legr_cli.commands.show import console, half_helps
     from legr_cli.commands.trained import recalibrated, trained
     from legr_cli.settings import parse_drops, parse_input
     from legr_cli.training.data import parse_statistics
-    from legr_cli.training.devices import half_precision
     from legr_cli.training.epochs import Files
     from legr_cli.training.opening import Images, Start, open_both, open_teacher
     from legr_cli.training.recipes import settings_of
@@ -280,10 +272,7 @@ def finetune(
     with assembled(device) as team:
         if team.leads:
             files.check()
-        if amp and half_precision(team.device) is None:
-            settings = replace(settings, amp=False)
-            text = f"--amp would be slower on this {team.device.type}: it is left out"
-            console(quiet=not team.leads).print(text, style="dim")
+        settings = replace(settings, amp=amp and half_helps(team.device, quiet=not team.leads))
         with console(quiet=not team.leads).status("reading the network and the images"):
             network, found = open_both(start, images, seed, team)
             master = None

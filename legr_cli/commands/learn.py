@@ -31,13 +31,14 @@ def learn(
     resume: options.Resume = False,
     force: options.Force = False,
     flops: Annotated[
-        float,
+        str,
         typer.Option(
-            metavar="SHARE",
+            metavar="SHARE,…",
             rich_help_panel=_SEARCH,
-            help="Candidates are compared at this share of the FLOPs: the lowest you consider.",
+            help="Candidates are compared at this share of the FLOPs, the lowest you consider; or "
+            "at several, by their mean accuracy: 0.2,0.4.",
         ),
-    ] = 0.2,
+    ] = "0.2",
     candidates: Annotated[
         int, typer.Option(rich_help_panel=_SEARCH, help="How many to try.")
     ] = 400,
@@ -118,6 +119,7 @@ def learn(
         ),
     ] = None,
     device: options.Device = "auto",
+    amp: options.Amp = False,
     arch: options.Arch = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
@@ -135,19 +137,21 @@ def learn(
 
       legr learn drone.pth --arch drone:build --input 3x96x96 --data folder:DIR --out drone.json
     """
-    from legr_cli.commands.show import console
+    from legr_cli.commands.show import console, half_helps
     from legr_cli.commands.watched import watched_search
     from legr_cli.networks import open_network
     from legr_cli.pruning import study
     from legr_cli.search.crew import connected
     from legr_cli.search.session import Session, check_reach
     from legr_cli.settings import FITNESS, Search, parse_align, parse_input
+    from legr_cli.targets import parse_targets
     from legr_cli.training.data import parse_statistics
+    from legr_cli.training.devices import choose
     from legr_cli.training.measure import check_classes
     from legr_cli.training.opening import Images, images_for
 
     settings = Search(
-        flops=flops,
+        flops=tuple(target.value for target in parse_targets("flops", flops)),
         candidates=candidates,
         population=population,
         sample=sample,
@@ -159,6 +163,7 @@ def learn(
         steps=FITNESS.get(fitness, 0) if steps is None or fitness == "none" else steps,
         batch_size=batch_size,
         lr=lr,
+        amp=amp and fitness == "finetune" and (cluster is not None or half_helps(choose(device))),
         val_images=val_images,
         min_keep=min_keep,
         align=parse_align(align),

@@ -95,6 +95,14 @@ Device = Annotated[
         "named.",
     ),
 ]
+Amp = Annotated[
+    bool,
+    typer.Option(
+        "--amp",
+        rich_help_panel=MACHINE,
+        help="Train in bfloat16, or in float16 on older GPUs, where that is faster.",
+    ),
+]
 Align = Annotated[
     str,
     typer.Option(

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich import box
@@ -14,6 +14,9 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    import torch
 
 _STEPS = " ▁▂▃▄▅▆▇█"
 
@@ -31,6 +34,17 @@ def busy(text: str) -> Iterator[Callable[[str], None]]:
     """Something that moves on stderr; what it gives is called with what is being done now."""
     with console().status(Text(text)) as status:
         yield lambda now: status.update(Text(now))  # as it is: names are no markup
+
+
+def half_helps(device: "torch.device", quiet: bool = False) -> bool:
+    """Whether `--amp` is of use on this device; if not, say so."""
+    from legr_cli.training.devices import half_precision
+
+    if half_precision(device) is not None:
+        return True
+    text = f"--amp would be slower on this {device.type}: it is left out"
+    console(quiet=quiet).print(text, style="dim")
+    return False
 
 
 def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:

@@ -30,6 +30,7 @@ def watched_search(
     from legr_cli.ranking import write_ranking
     from legr_cli.search.history import HISTORY, history_of
     from legr_cli.search.learn import search
+    from legr_cli.targets import percents
 
     total = session.settings.candidates
     path = history_of(out)
@@ -65,7 +66,8 @@ def watched_search(
     ranking.notes["seconds"] = round(sum(each), 1)
     with staged() as files:
         write_ranking(ranking, files.file(out))
-    _show(ranking.notes, found, out, path, next_step, as_json)
+    shares = percents(session.settings.flops)
+    _show(ranking.notes, found, shares, out, path, next_step, as_json)
 
 
 def _facts(state: "Progress", total: int, pace: "Pace") -> list[str]:
@@ -85,6 +87,7 @@ def _facts(state: "Progress", total: int, pace: "Pace") -> list[str]:
 
 def _greeting(session: "Session", dense: dict[str, Any], recorded: int, resume: bool) -> list[str]:
     """What is searched, and what looks wrong with it."""
+    from legr_cli.targets import percents
     from legr_cli.training.data import doubts
 
     settings, total = session.settings, session.settings.candidates
@@ -106,12 +109,13 @@ def _greeting(session: "Session", dense: dict[str, Any], recorded: int, resume: 
             if recorded
             else "nothing was found to resume: beginning"
         )
-    return [*lines, f"candidates are compared at {settings.flops:.0%} of its FLOPs"]
+    return [*lines, f"candidates are compared at {percents(settings.flops)} of its FLOPs"]
 
 
 def _show(
     notes: dict[str, Any],
     found: "Found",
+    shares: str,
     out: Path,
     history: Path,
     next_step: str,
@@ -135,11 +139,10 @@ def _show(
     table = show.table(
         "accuracy on the validation images", "network", "accuracy", "loss", left=("network",)
     )
-    share = f"{notes['settings']['flops']:.0%} FLOPs"
     for name, key in (
         ("dense", "dense"),
-        (f"{share}, α = 1, κ = 0", "identity"),
-        (f"{share}, learned", "best"),
+        (f"{shares} FLOPs, α = 1, κ = 0", "identity"),
+        (f"{shares} FLOPs, learned", "best"),
     ):
         loss = facts[key]["loss"]
         table.add_row(name, f"{facts[key]['accuracy']:.2%}", "" if loss is None else f"{loss:.4f}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from legr_cli.deploy.bench import fitted_slope, points
 from legr_cli.report.collect import Comparison, Facts, Line, Net, Search, device_of, row_of
+from legr_cli.targets import percents
 
 
 @dataclass(frozen=True)
@@ -237,14 +238,15 @@ def _progress(search: Search) -> Plot:
         reached = max(reached, accuracy)
         best.append(Dot(i, reached, f"best of the first {i}"))
     settings = search.ranking.get("settings")
-    share = settings.get("flops") if isinstance(settings, dict) else None
+    at = settings.get("flops") if isinstance(settings, dict) else None
+    shares = [share for share in (at if isinstance(at, list) else [at]) if isinstance(share, float)]
     return Plot(
         f"search-{search.file.stem}",
         f"Search for {search.file.name}",
         "candidate",
         "validation accuracy, %",
         [Series("candidates", dots, joined=False), Series("best so far", best, marked=False)],
-        f"compared at {share:.0%} of the FLOPs" if isinstance(share, float) else "",
+        f"compared at {percents(shares)} of the FLOPs" if shares else "",
     )
 
 

@@ -14,12 +14,11 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from legr_cli.errors import SearchError, SettingError, first_line
-from legr_cli.networks import Channels
-from legr_cli.search.fitness import Job, Outcome, try_out
+from legr_cli.search.fitness import Cuts, Job, Outcome, try_out
 
 ANSWER = 10  # seconds that a cluster has to answer
 
-Made = tuple[Executor, Callable[..., Outcome], tuple[Any, ...]]  # call it with these and a plan
+Made = tuple[Executor, Callable[..., list[Outcome]], tuple[Any, ...]]  # call it with these and cuts
 
 
 class Crew:
@@ -30,11 +29,11 @@ class Crew:
         self._make = make
         self._made: Made | None = None
 
-    def submit(self, channels: Channels) -> "Future[Outcome]":
+    def submit(self, cuts: Cuts) -> "Future[list[Outcome]]":
         """Have a candidate tried; workers are engaged when the first one comes."""
         self._made = self._made or self._make()
         executor, call, first = self._made
-        return executor.submit(call, *first, channels)
+        return executor.submit(call, *first, cuts)
 
     def replace(self, shift: int) -> None:
         """Engage others in the place of those of this shift, unless that was done."""
@@ -138,11 +137,11 @@ def _end_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def _try_out_here(channels: Channels) -> Outcome:
+def _try_out_here(cuts: Cuts) -> list[Outcome]:
     """Try a candidate in a worker process."""
     assert _here is not None
     job, number = _here
-    return try_out(job, channels, number)
+    return try_out(job, cuts, number)
 
 
 @contextlib.contextmanager

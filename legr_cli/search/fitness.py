@@ -21,7 +21,7 @@ from legr_cli.networks import Channels, Network, kept_units, open_network, save_
 from legr_cli.settings import Search
 from legr_cli.training.batches import Batch, Serving, endless, in_order, shuffled
 from legr_cli.training.data import Feed, Part
-from legr_cli.training.devices import choose, seeded
+from legr_cli.training.devices import choose, half_precision, seeded
 from legr_cli.training.loop import Score, Trainer, evaluate, recalibrate, sgd, train
 
 
@@ -46,13 +46,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a candidate reached, and the seconds that it took."""
+    """What a network cut from a candidate reached, and the seconds that it took."""
 
     accuracy: float
     loss: float
     seconds: float  # in all
     adapt_seconds: float
     measure_seconds: float
+
+
+Cuts = tuple[Channels, ...]  # of a candidate: the channels that it keeps at each share of the FLOPs
 
 
 def packed(network: Network) -> bytes:
@@ -112,7 +115,9 @@ class Workbench:
 
         few = itertools.islice(endless(epoch), settings.steps)
         if tuning:
-            train(Trainer(model.requires_grad_(True), sgd(model, settings.lr)), few)
+            half = half_precision(self.device) if settings.amp else None
+            trainer = Trainer(model.requires_grad_(True), sgd(model, settings.lr), half=half)
+            train(trainer, few)
         else:
             recalibrate(model, few)
 
@@ -127,11 +132,11 @@ _benches: dict[str, Workbench] = {}  # of this process: one job at a time
 _opening = threading.Lock()
 
 
-def try_out(job: Job, channels: Channels, worker: int = 0) -> Outcome:
+def try_out(job: Job, cuts: Cuts, worker: int = 0) -> list[Outcome]:
     """Try a candidate in this process, whose workbench is opened the first time."""
     with _opening:
         if job.key not in _benches:
             _benches.clear()
             _benches[job.key] = Workbench(job, worker)
         bench = _benches[job.key]
-    return bench.try_out(channels)
+    return [bench.try_out(channels) for channels in cuts]

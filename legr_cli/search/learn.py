@@ -49,11 +49,11 @@ def evolving(known: Study, settings: Search) -> Way:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a candidate keeps at ζ̂."""
+    """What a candidate keeps at each ζ̂."""
 
     key: str
-    kept: Kept
-    flops: int
+    kept: list[Kept]
+    flops: int  # of the smallest
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Trial:
     candidate: Candidate
     plan: Plan | None  # None: no plan meets ζ̂
     line: Line | None = None  # what the journal says of it, once it is known
-    future: "Future[Outcome] | None" = None
+    future: "Future[list[Outcome]] | None" = None
     twin: "Trial | None" = None  # an earlier candidate that keeps the same channels
     shift: int = 0  # of the crew
     losses: int = 0
@@ -148,13 +148,13 @@ class _Run:
     def plan(self, candidate: Candidate) -> Plan | None:
         """The channels that a candidate keeps."""
         try:
-            [kept] = plans(self.known, self.express(candidate.genes), self.settings.cut)
+            kept = plans(self.known, self.express(candidate.genes), self.settings.cut)
         except BudgetError:
             if candidate.number == 0:
                 raise  # nor will another reach it
             return None
         cost = self.known.cost
-        flops = round(cost.of(cost.flops, cost.counts(kept)))
+        flops = min(round(cost.of(cost.flops, cost.counts(each))) for each in kept)
         key = hashlib.sha256(np.packbits(kept).tobytes()).hexdigest()
         return Plan(key, kept, flops)
 
@@ -243,7 +243,9 @@ class _Run:
         assert trial.plan is not None
         trial.shift = self.crew.shift
         try:
-            trial.future = self.crew.submit(kept_channels(self.known.units, trial.plan.kept))
+            kept = trial.plan.kept
+            cuts = tuple(kept_channels(self.known.units, each) for each in kept)
+            trial.future = self.crew.submit(cuts)
         except Exception as error:
             self._lose(trial, error)
 
@@ -256,27 +258,37 @@ class _Run:
                 "was written with other versions or changed since; begin anew with --force"
             )
 
-    def _record(self, trial: Trial, outcome: Outcome | Line | None) -> None:
+    def _record(self, trial: Trial, outcome: list[Outcome] | Line | None) -> None:
         """Put a trial into the journal: what came of it, or of its twin, or that it has no plan."""
         values: dict[str, Any] = {"accuracy": 0.0, "loss": None}
-        if isinstance(outcome, Outcome):
-            values = {"accuracy": outcome.accuracy, "loss": number(outcome.loss)}
-            for part in ("seconds", "adapt_seconds", "measure_seconds"):
-                values[part] = round(getattr(outcome, part), 4)
+        if isinstance(outcome, list):
+            values = _fitness(outcome)
         elif outcome is not None:
-            values = {"accuracy": outcome["accuracy"], "loss": outcome["loss"]}
+            values = {key: outcome[key] for key in ("accuracy", "loss", "each") if key in outcome}
         trial.line = {
             "candidate": trial.candidate.number,
             "parent": trial.candidate.parent,
             **values,
             "flops": None if trial.plan is None else trial.plan.flops,
-            "cached": not isinstance(outcome, Outcome) and outcome is not None,
+            "cached": not isinstance(outcome, list) and outcome is not None,
             "plan": None if trial.plan is None else trial.plan.key,
             "think_seconds": round(self.thought, 4),
             **_plain(trial.candidate.genes),
         }
         self.thought = 0.0
         self.journal.add(trial.line)
+
+
+def _fitness(outcomes: list[Outcome]) -> Line:
+    """What a candidate reached on average and, of several shares, at each; and how long it took."""
+    accuracies = [outcome.accuracy for outcome in outcomes]
+    loss = sum(outcome.loss for outcome in outcomes) / len(outcomes)
+    line: Line = {"accuracy": sum(accuracies) / len(accuracies), "loss": number(loss)}
+    if len(accuracies) > 1:
+        line["each"] = accuracies
+    for part in ("seconds", "adapt_seconds", "measure_seconds"):
+        line[part] = round(sum(getattr(outcome, part) for outcome in outcomes), 4)
+    return line
 
 
 def _plain(genes: Genes) -> Line:

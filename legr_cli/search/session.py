@@ -118,7 +118,7 @@ def provenance(known: Study, data: Data, settings: Line, seed: int, dense: Line)
 
 
 def check_reach(known: Study, settings: Search) -> None:
-    """ζ̂ must be within reach, and BatchNorm there where its statistics are wanted."""
+    """Every ζ̂ must be within reach, and BatchNorm there where its statistics are wanted."""
     plans(known, identity(known.filters), settings.cut)
     check_fitness(known, settings.fitness)
 
@@ -142,12 +142,14 @@ def _at_most(data: Data, settings: Search) -> Part:
 
 def candidate_images(data: Data, settings: Search) -> int:
     """Images that the network sees for one candidate."""
-    return settings.steps * settings.batch_size + len(_at_most(data, settings))
+    once = settings.steps * settings.batch_size + len(_at_most(data, settings))
+    return once * len(settings.flops)
 
 
 def _plain(settings: Search) -> dict[str, Any]:
     """Settings as JSON has them."""
-    return {**dataclasses.asdict(settings), "align": settings.align.name}
+    flops = settings.flops if len(settings.flops) > 1 else settings.flops[0]
+    return {**dataclasses.asdict(settings), "flops": flops, "align": settings.align.name}
 
 
 def _is_identity(line: Line) -> bool:
@@ -157,4 +159,5 @@ def _is_identity(line: Line) -> bool:
 
 def _reached(line: Line) -> Line:
     """What a candidate reached, without how long it took."""
-    return {key: line[key] for key in ("candidate", "accuracy", "loss", "flops")}
+    keys = ("candidate", "accuracy", "each", "loss", "flops")
+    return {key: line[key] for key in keys if key in line}
