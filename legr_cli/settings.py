@@ -273,7 +273,7 @@ class Compare:
             steps=self.steps,
             batch_size=self.batch_size,
             lr=self.lr,
-            amp=self.training.amp,
+            amp=self.training.amp and self.fitness == "finetune",
             val_images=self.val_images,
             min_keep=self.min_keep,
             align=self.align,

@@ -14,6 +14,8 @@ from legr_cli.baselines.methods import METHODS
 from legr_cli.baselines.summary import standings
 from legr_cli.cli import app
 from legr_cli.networks import read_card
+from legr_cli.report.collect import collect
+from legr_cli.training.devices import half_precision
 
 NET = ("--arch", "digits_net:build", "--input", "3x32x32", "--data", "digits")
 SMALL = ("--candidates", 4, "--fitness", "bn", "--steps", 1, "--round-units", 6)
@@ -237,6 +239,39 @@ def test_what_cannot_be_done_is_told(weights: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "bn").exists()
 
 
+def test_seeds_compared_one_by_one_are_reported_as_one(weights: Path, tmp_path: Path) -> None:
+    args = ("--methods", "uniform,norm", "--flops", 0.6, "--epochs", 1, "--align", 1)
+    for name, more in (("both", ("--repeats", 2)), ("0", ()), ("1", ("--seed", 1))):
+        legr("compare", weights, *NET, *args, *more, "--out", tmp_path / name)
+    [whole] = collect([tmp_path / "both"]).comparisons
+    [sums] = collect([tmp_path / "0", tmp_path / "1"]).comparisons
+    points = [[own.points["flops60"] for own in found.standings] for found in (whole, sums)]
+    assert points[0] == points[1]
+    assert points[0][0].seeds == 2
+    assert len(sums.data["command"].splitlines()) == 2
+    assert len(collect([tmp_path / "0"]).nets) == len(
+        collect([tmp_path / "0", tmp_path / "1"]).nets
+    )
+    twice = collect([tmp_path / "both", tmp_path / "1"]).comparisons  # the same seed: no new facts
+    assert [len(found.data["rows"]) for found in twice] == [4, 2]
+
+
+def test_in_half_precision_at_two_shares(weights: Path, tmp_path: Path) -> None:
+    args = ("--methods", "legr", "--flops", 0.6, "--search-flops", "0.3,0.6", "--amp", "--json")
+    small = ("--candidates", 2, "--fitness", "finetune", "--steps", 2, "--epochs", 1)
+    legr("compare", weights, *NET, *args, *small, "--out", tmp_path / "v")
+    data = json.loads((tmp_path / "v" / "compare.json").read_text())
+    assert data["settings"]["search_flops"] == [0.3, 0.6]
+    ranking = json.loads((tmp_path / "v" / "rankings" / "legr-seed0.json").read_text())
+    assert ranking["settings"]["flops"] == [0.3, 0.6]
+    assert len(ranking["best"]["each"]) == 2
+    assert data["rows"][0]["pruning"]["steps"] == 2 * 2 * 2
+    half = half_precision(torch.device("cpu")) is not None
+    assert data["settings"]["amp"] is ranking["settings"]["amp"] is half
+    [made] = (tmp_path / "v" / "tuned").glob("*.safetensors")
+    assert read_card(made).notes["training"]["settings"]["amp"] is half
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -246,6 +281,7 @@ def test_what_cannot_be_done_is_told(weights: Path, tmp_path: Path) -> None:
         (("--flops", "1.5"), "--flops must be over 0 and at most 1"),
         (("--flops", "0.4,0.4"), "a target is given twice"),
         (("--search-flops", 0), "--search-flops must be over 0"),
+        (("--search-flops", ""), "--search-flops : expected a share"),
         (("--round-steps", 0), "--round-steps must be at least 1"),
         (("--round-lr", "nan"), "--round-lr must be at least"),
         (("--trials", 0), "--trials must be at least 1"),

@@ -109,6 +109,61 @@ def test_the_more_a_candidate_adapts_the_better_it_is(weights: Path, tmp_path: P
     assert scores["none"] < scores["bn"] < scores["finetune"]
 
 
+def test_compared_at_two_shares(weights: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    args = ("--candidates", 8, "--population", 4, "--sample", 2, "--align", 1)
+    args = (*args, "--flops", "0.3,0.6", "--fitness", "finetune", "--steps", 2, "--resume")
+    result = runner.invoke(app, [str(a) for a in ("learn", weights, *NET, *args, "--out", out)])
+    assert result.exit_code == 0, result.output
+    assert "candidates are compared at 30% and 60% of its FLOPs" in result.stderr
+    assert "30% and 60% FLOPs, learned" in result.stderr
+    found = json.loads(out.read_text())
+    assert found["settings"]["flops"] == [0.3, 0.6]
+    low, high = found["best"]["each"]
+    assert low <= high
+    assert found["best"]["accuracy"] == pytest.approx((low + high) / 2)
+    whole = (tmp_path / "r.history.jsonl").read_bytes()
+    (tmp_path / "r.history.jsonl").write_bytes(whole[:-700])
+    legr("learn", weights, *NET, *args, "--out", out)
+    assert rows(json.loads(out.read_text())) == rows(found)
+    legr("report", out, "--out", tmp_path / "report.html")
+    assert "compared at 30% and 60% of the FLOPs" in (tmp_path / "report.html").read_text()
+    again = runner.invoke(app, [str(a) for a in ("learn", weights, *NET, "--out", out, "--resume")])
+    assert "--flops was [0.3, 0.6], is 0.2" in again.stderr
+
+
+def test_steps_in_half_precision(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ["learn", weights, *NET, "--fitness", "finetune", "--steps", 4, "--candidates", 1]
+    args = [str(arg) for arg in (*args, "--population", 1, "--sample", 1, "--json", "--out")]
+    losses = {}
+    for name, can in (("half", {"avx512_bf16": True}), ("whole", {})):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda can=can: can, raising=False)
+        result = runner.invoke(app, [*args, str(tmp_path / f"{name}.json"), "--amp"])
+        assert result.exit_code == 0, result.output
+        left_out = "--amp would be slower on this cpu: it is left out" in result.stderr
+        assert left_out is (name == "whole")
+        said = json.loads(result.stdout)
+        assert said["settings"]["amp"] is (name == "half")
+        losses[name] = said["best"]["loss"]
+    assert losses["half"] != losses["whole"]
+    assert losses["half"] == pytest.approx(losses["whole"], rel=0.05)
+
+
+def test_a_history_from_before_a_setting_was_known(weights: Path, tmp_path: Path) -> None:
+    """An older legr wrote no --amp: without it, the search goes on; with it, it is another."""
+    out, history = tmp_path / "r.json", tmp_path / "r.history.jsonl"
+    args = (*NET, *QUICK, "--fitness", "finetune", "--candidates", 3)
+    legr("learn", weights, *args, "--population", 2, "--sample", 2, "--out", out)
+    header, *lines = history.read_text().splitlines(keepends=True)
+    header = header.replace('"amp": false, ', "")
+    assert '"amp"' not in header
+    history.write_text(header + "".join(lines[:2]))
+    legr("learn", weights, *args, "--population", 2, "--sample", 2, "--resume", "--out", out)
+    assert len(history.read_text().splitlines()) == 4
+
+
 def test_two_workers_are_as_reproducible_as_one(weights: Path, tmp_path: Path) -> None:
     args = ("--candidates", 24, "--workers", 2, "--align", 1)
     one = learn(weights, tmp_path / "one.json", *args)

@@ -132,6 +132,26 @@ def test_a_plan_is_not_tried_twice(known: Study, tmp_path: Path) -> None:
     assert set(lines[0]["alpha"]) == {1.0}
 
 
+def test_several_shares_count_alike(known: Study, tmp_path: Path) -> None:
+    """A candidate is cut at each share, and its fitness is the mean of what that reached."""
+    settings = replace(SETTINGS, flops=(0.5, 0.8), candidates=30)
+    seen: list[list[int]] = []
+
+    def note(cuts: Cuts) -> list[Outcome]:
+        seen.append([sum(map(len, channels.values())) for channels in cuts])
+        return [Outcome(0.2, 1.0, 0.1, 0.05, 0.05), Outcome(0.2 + len(seen) / 100, 3.0, 1, 0.5, 0)]
+
+    found = run(known, tmp_path / "h.jsonl", crew(note), settings)
+    assert all(smaller < larger for smaller, larger in seen)
+    lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()[1:]]
+    assert lines[0]["each"] == pytest.approx([0.2, 0.21])
+    assert lines[0]["accuracy"] == pytest.approx(0.205)
+    assert lines[0]["loss"] == 2.0
+    assert lines[0]["seconds"] == pytest.approx(1.1)
+    assert lines[0]["flops"] <= 0.5 * known.flops
+    assert found.best == max(lines, key=lambda line: line["accuracy"])
+
+
 class Mortal(InProcess):
     """An executor that breaks at chosen calls, and stays broken."""
 

@@ -149,7 +149,7 @@ def compare(
     from legr_cli.training.recipes import settings_of
 
     others = {"amp": amp and half_helps(choose(device))}
-    searched = parse_targets("search-flops", search_flops) if search_flops else []
+    searched = parse_targets("search-flops", search_flops) if search_flops is not None else []
     settings = Compare(
         methods=parse_methods(methods),
         targets=tuple(parse_targets("flops", flops)),

@@ -87,7 +87,7 @@ def bars(facts: Facts) -> list[Bars]:
         targets = len({row["target"] for row in found.data["rows"]})
         made.append(
             Bars(
-                f"cost-{found.file.parent.name or 'here'}",
+                f"cost-{found.name}",
                 f"Cost of {targets} networks of {found.data['arch']}",
                 "times LeGR's" if unit else "seconds",
                 ["pruning", "tuning"],
@@ -123,7 +123,7 @@ def _compared(found: Comparison) -> list[Plot]:
         seeds = len({row["seed"] for row in found.data["rows"]})
         made.append(
             Plot(
-                f"{mark}-{found.file.parent.name or 'here'}",
+                f"{mark}-{found.name}",
                 f"{title}: {found.data['arch']}",
                 "FLOPs, % of dense",
                 "test accuracy, %",

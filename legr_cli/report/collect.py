@@ -73,15 +73,24 @@ class Search:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods side by side."""
+    """Methods side by side; of several files where seeds were compared one by one."""
 
-    file: Path
+    files: list[Path]
     data: Line
-    standings: list[Standing]
+
+    @property
+    def standings(self) -> list[Standing]:
+        """Means over all seeds."""
+        return standings(self.data["rows"])
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.files[0].parent.name or "here"
 
     def stands_for(self, path: Path) -> bool:
         """Whether a file is one of the many that it sums up; networks of its first seed are not."""
-        folder, own = path.parent.name, path.parent.parent == self.file.parent
+        folder, own = path.parent.name, any(path.parent.parent == f.parent for f in self.files)
         first = min((row["seed"] for row in self.data["rows"]), default=0)
         shown = folder == "tuned" and path.stem.endswith(f"-seed{first}")
         return own and folder in ("rankings", "pruned", "tuned") and not shown
@@ -103,7 +112,7 @@ def collect(paths: Iterable[Path]) -> Facts:
     benches: list[Line] = []
     searches: list[Search] = []
     found = _found(paths)
-    comparisons = [_comparison(path) for path, _ in found if path.name == "compare.json"]
+    comparisons = _together(_comparison(path) for path, _ in found if path.name == "compare.json")
     for path, asked in found:
         if not asked and any(comparison.stands_for(path) for comparison in comparisons):
             continue
@@ -163,7 +172,29 @@ def _comparison(path: Path) -> Comparison:
     data = _json(path)
     if data.get("format") != COMPARISON or not is_comparison(data):
         raise ReportError(f"{path} is damaged: it is not what legr compare writes")
-    return Comparison(path, data, standings(data["rows"]))
+    return Comparison([path], data)
+
+
+def _together(comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """Comparisons of the same, but for their seeds, as one."""
+    by_subject: dict[str, list[Comparison]] = {}
+    for found in comparisons:
+        seeds = sorted({row["seed"] for row in found.data["rows"]})
+        settings = {**_object(found.data.get("settings")), "seed": 0, "repeats": 0}
+        about = [found.data.get(key) for key in ("arch", "input", "weights_sha256")]
+        alike = by_subject.setdefault(json.dumps([*about, settings]), [])
+        if any(row["seed"] in seeds for other in alike for row in other.data["rows"]):
+            alike = by_subject.setdefault(str(found.files[0]), [])  # the same once more
+        alike.append(found)
+    return [_sum(alike) for alike in by_subject.values()]
+
+
+def _sum(alike: list[Comparison]) -> Comparison:
+    """One comparison with the rows of several."""
+    rows = [row for found in alike for row in found.data["rows"]]
+    commands = [found.data["command"] for found in alike if "command" in found.data]
+    data = {**alike[0].data, "rows": rows, "command": "\n".join(map(str, commands))}
+    return Comparison([path for found in alike for path in found.files], data)
 
 
 def _json(path: Path) -> Line:
