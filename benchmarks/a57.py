@@ -3,7 +3,9 @@
 `python benchmarks/a57.py DIR [NETWORK …]`, with a DIR that scripts/a57 made, prints a table: for
 each network, alignment and FLOP target the instructions of one run by ONNX Runtime (one thread, one
 image, the least of three runs), their ratio to dense and the slope: instructions saved per FLOP
-saved. An emulator has neither caches nor a clock: these are counts, not milliseconds.
+saved. Instead of names of architectures, which are cut at random, `DENSE PRUNED.safetensors …` takes
+a checkpoint and networks that legr cut from it. An emulator has neither caches nor a clock: these
+are counts, not milliseconds.
 """
 
 import os
@@ -11,8 +13,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from align import uneven
@@ -90,21 +93,37 @@ def figures(point: Point, dense: int) -> tuple[str, ...]:
     return point.name, share, f"{giga:.4f}", f"{point.latency:.3f}", slope
 
 
-def measure(name: str, python: Path, folder: Path) -> None:
+Cuts = Iterable[tuple[str, Iterable[Network]]]  # by alignment, the smaller networks
+
+
+def measure(whole: Network, cuts: Cuts, python: Path, folder: Path) -> None:
     """Print the rows of a network: dense, then by alignment its smaller ones and their slope."""
-    known = study(open_network(f"random:{name}"))
-    dense = instructions(python, folder, known.network)
-    whole = Point("dense", 1.0, 1.0)
-    row(name, *figures(whole, dense))
-    for alignment in ALIGNMENTS:
-        points = [whole]
-        for network in pruned(known, alignment):
-            flops = count_flops(network.model, network.input_shape) / known.flops
+    name, dense = str(whole.arch), instructions(python, folder, whole)
+    most = count_flops(whole.model, whole.input_shape)
+    first = Point("dense", 1.0, 1.0)
+    row(name, *figures(first, dense))
+    for alignment, networks in cuts:
+        points = [first]
+        for network in networks:
+            flops = count_flops(network.model, network.input_shape) / most
             ratio = instructions(python, folder, network) / dense
             points.append(Point(alignment, flops, ratio))
             row(name, *figures(points[-1], dense))
         line = fitted_slope(points)
         row(name, alignment, "all, fitted", "", "", f"**{line[0]:.2f}**" if line else "")
+
+
+def at_random(name: str) -> tuple[Network, Cuts]:
+    """An architecture without weights, and what an uneven ranking leaves of it."""
+    known = study(open_network(f"random:{name}"))
+    return known.network, ((alignment, pruned(known, alignment)) for alignment in ALIGNMENTS)
+
+
+def from_files(dense: str, *files: str) -> tuple[Network, Cuts]:
+    """A checkpoint, and what legr cut from it; in the order of the files."""
+    networks = [open_network(file) for file in files]
+    by_alignment = groupby(networks, key=lambda network: str(network.notes["align"]))
+    return open_network(dense, str(networks[0].arch)), by_alignment
 
 
 def main(place: str, *names: str) -> None:
@@ -116,8 +135,11 @@ def main(place: str, *names: str) -> None:
         prepare(Path(folder))
         row("network", "alignment", "FLOPs kept", "instructions (G)", "over dense", "slope")
         row(*["---"] * 6)
+        if names and Path(names[0]).is_file():
+            measure(*from_files(*names), python, Path(folder))
+            return
         for name in names or NETWORKS:
-            measure(name, python, Path(folder))
+            measure(*at_random(name), python, Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,34 +1,53 @@
 """CIFAR-10 with real pre-trained ResNets: what docs/results.md has of it, by legr commands alone.
 
-    python benchmarks/cifar10/run.py WEIGHTS CIFAR10 docs/results/cifar10 [STAGE …]
+    python benchmarks/cifar10/run.py weights cifar10 results [STAGE …] [--a57 DIR]
 
-WEIGHTS is a folder with resnet20-cifar10.th and resnet56-cifar10.th, CIFAR10 one with the images. A
-stage that is done is not done again, and one that was stopped goes on: searches, trainings and
-comparisons have journals of their own. Raw outputs stay in the folder; weights are not committed.
+`weights` has resnet20-cifar10.th and resnet56-cifar10.th, `cifar10` the images. A stage that is done
+is not done again, and one that was stopped goes on: searches, trainings and comparisons have
+journals of their own. Stages without an arrow to each other can run side by side, with one thread
+each (OMP_NUM_THREADS=1):
+
+    resnet20-0, resnet20-1, resnet20-2     LeGR, uniform and norm at seven budgets, a seed each
+    zeta20 … zeta80                        rankings learned at one share, used at all budgets
+    tau, candidates                        what a fitness tells, what more candidates bring
+    resnet56 → taught                      47 % and 20 %; and with the dense network as a teacher
+    best                                   ResNet-56 at 47 % as good as 20 epochs make it
+    latency → a57                          on this CPU; and instructions on an emulated Cortex-A57
+
+Raw outputs stay in `results`; weights are not committed.
 """
 
+import argparse
 import json
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
-BUDGETS = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
-FINETUNE = ["--fitness", "finetune", "--steps", "50"]
+BUDGETS = "0.2:0.8:0.1"
+EXACT = ("--align", 1)  # the paper's own cut, so that methods differ in nothing else
+TUNE = ("--recipe", "quick", "--amp")
+SEARCH = ("--fitness", "finetune", "--steps", 40, "--val-images", 2000)
 
 
 class Bench:
     """Where things are, and how a command is run."""
 
-    def __init__(self, weights: Path, images: Path, out: Path) -> None:
-        self.weights, self.out = weights, out
+    def __init__(self, weights: Path, images: Path, out: Path, a57: Path | None = None) -> None:
+        self.weights, self.out, self.a57 = weights, out, a57
         self.data = ["--data", f"cifar10:{images}", "--normalize", "imagenet"]
 
     def dense(self, arch: str) -> list[str]:
         """A checkpoint and its architecture."""
         return [str(self.weights / f"{arch}-cifar10.th"), "--arch", arch]
+
+    def folder(self, name: str) -> Path:
+        """A folder of a stage."""
+        (self.out / name).mkdir(parents=True, exist_ok=True)
+        return self.out / name
 
     def legr(self, *words: object, result: Path | None = None) -> None:
         """Run a command; `result` has its JSON, and says that it is done."""
@@ -46,105 +65,138 @@ class Bench:
         """A comparison; its folder tells how far it is."""
         out = self.out / name
         if not (out / "compare.json").exists():
+            out.parent.mkdir(parents=True, exist_ok=True)
             go_on = ["--resume"] if (out / "compare.jsonl").exists() else []
             self.legr("compare", *self.dense(arch), *self.data, *words, *go_on, "--out", out)
 
-    def tune(self, net: Path, epochs: int, *words: object) -> Path:
-        """Fine-tune a network; beside it what came of it."""
-        out = net.with_name(f"{net.stem}-tuned.safetensors")
-        args = ("--recipe", "quick", "--epochs", epochs, *words, "--resume", "--out", out)
-        self.legr("finetune", net, *self.data, *args, result=out.with_suffix(".json"))
+    def learn(self, out: Path, arch: str, *words: object) -> Path:
+        """A ranking; beside it what came of it."""
+        given = (*self.dense(arch), *self.data, *words, "--resume", "--out", out)
+        self.legr("learn", *given, result=out.with_suffix(".learned.json"))
         return out
 
-    def folder(self, name: str) -> Path:
-        """A folder of a stage."""
-        (self.out / name).mkdir(parents=True, exist_ok=True)
-        return self.out / name
+    def prune(self, arch: str, ranking: Path, share: object, out: Path, *align: object) -> Path:
+        """A network, or a folder of them."""
+        if not out.exists():
+            cut = ("--ranking", ranking, "--flops", share, *(align or EXACT), "--out", out)
+            self.legr("prune", *self.dense(arch), *cut)
+        return out
+
+    def tune(self, net: Path, epochs: int, *words: object) -> None:
+        """Fine-tune a network; beside it what came of it."""
+        out = net.with_name(f"{net.stem}-tuned.safetensors")
+        args = (*TUNE, "--epochs", epochs, *words, "--resume", "--out", out)
+        self.legr("finetune", net, *self.data, *args, result=out.with_suffix(".json"))
 
 
-def resnet20(bench: Bench) -> None:
-    """LeGR, uniform and norm at seven budgets with three seeds."""
-    methods = ("--methods", "legr,uniform,norm", "--repeats", 3, "--align", 1)
-    bench.compare("resnet20", "resnet20", *methods, *FINETUNE, "--candidates", 120, "--epochs", 1)
+def resnet20(seed: int, bench: Bench) -> None:
+    """LeGR, uniform and norm at seven budgets; the ranking is learned at 20 % and 40 %."""
+    methods = ("--methods", "legr,uniform,norm", *EXACT, "--seed", seed)
+    search = ("--search-flops", "0.2,0.4", *SEARCH, "--candidates", 90)
+    bench.compare(f"resnet20/seed{seed}", "resnet20", *methods, *search, *TUNE, "--epochs", 1)
 
 
-def resnet56(bench: Bench) -> None:
-    """The same at 47 % and 20 % with a ranking learned at 20 % by BatchNorm statistics."""
-    methods = ("--methods", "legr,uniform,norm", "--flops", "0.2,0.47", "--align", 1)
-    search = ("--fitness", "bn", "--candidates", 400)
-    bench.compare("resnet56", "resnet56", *methods, *search, "--epochs", 5)
-
-
-def best(bench: Bench) -> None:
-    """ResNet-56 at 47 % as good as 20 epochs make it, and what a teacher adds to five."""
-    folder, ranking = bench.folder("best"), bench.out / "resnet56/rankings/legr-seed0.json"
-    teacher = ("--teacher", bench.dense("resnet56")[0])
-    for name, epochs in (("taught", 5), ("long", 20)):
-        net = folder / f"{name}.safetensors"
-        cut = ("--ranking", ranking, "--flops", 0.47, "--align", 1, "--out", net)
-        bench.legr("prune", *bench.dense("resnet56"), *cut, result=folder / f"{name}-pruned.json")
-        bench.tune(net, epochs, *teacher)
-
-
-def zeta(bench: Bench) -> None:
-    """ResNet-20: rankings learned at 20, 40, 60 and 80 %, each used at all budgets."""
-    for share in (0.2, 0.4, 0.6, 0.8):
-        search = ("--search-flops", share, *FINETUNE, "--candidates", 60)
-        words = ("--methods", "legr", "--align", 1, *search, "--epochs", 1)
-        bench.compare(f"zeta{share * 100:.0f}", "resnet20", *words)
+def zeta(share: float, bench: Bench) -> None:
+    """ResNet-20: a ranking learned at one share, used at all budgets."""
+    search = ("--search-flops", share, *SEARCH, "--candidates", 50)
+    words = ("--methods", "legr", *EXACT, *search, *TUNE, "--epochs", 1)
+    bench.compare(f"zeta/{share * 100:.0f}", "resnet20", *words)
 
 
 def tau(bench: Bench) -> None:
-    """ResNet-20 at 30 %: 16 candidates by every fitness, and after two epochs."""
+    """ResNet-20 at 30 %: 16 candidates by every fitness, and after an epoch."""
     folder = bench.folder("tau")
     pool = ("--candidates", 16, "--population", 16, "--sample", 16, "--mutate", 0.3)
-    base = [*bench.dense("resnet20"), *bench.data, "--flops", 0.3, "--align", 1, *pool]
-    base += ["--start", "standard", "--resume", "--out"]
-    kinds = {"bn": ["--fitness", "bn"], "0": ["--fitness", "none"]}
-    kinds |= {str(n): ["--fitness", "finetune", "--steps", str(n)] for n in (10, 50, 200)}
+    pool = (*pool, "--start", "standard", "--flops", 0.3, *EXACT)
+    kinds: dict[str, tuple] = {"bn": ("--fitness", "bn"), "0": ("--fitness", "none")}
+    kinds |= {str(n): ("--fitness", "finetune", "--steps", n) for n in (10, 50, 200)}
     for name, words in kinds.items():
-        bench.legr(
-            "learn", *base, folder / f"tau-{name}.json", *words, result=folder / f"{name}.json"
-        )
+        bench.learn(folder / f"tau-{name}.json", "resnet20", *pool, *words)
     _tuned(bench, _candidates(folder / "tau-bn.json", range(16), folder), 0.3)
 
 
 def candidates(bench: Bench) -> None:
-    """ResNet-20 at 20 %: the best of the first 50, 100, 200 and 400 candidates."""
+    """ResNet-20 at 40 %: the best of the first 50, 100, 200 and 400 candidates."""
     folder = bench.folder("candidates")
-    base = [*bench.dense("resnet20"), *bench.data, "--flops", 0.2, "--align", 1, *FINETUNE]
-    out = folder / "search.json"
-    bench.legr("learn", *base, "--resume", "--out", out, result=folder / "learn.json")
+    search = ("--flops", 0.4, "--fitness", "bn", "--val-images", 2000, *EXACT)
+    out = bench.learn(folder / "search.json", "resnet20", *search)
     lines = _history(out)
-    firsts = (lines[:count] for count in (50, 100, 200, 400))
+    firsts = (lines[:count] for count in (2, 50, 100, 200, 400))
     bests = [max(some, key=lambda line: line["accuracy"])["candidate"] for some in firsts]
-    _tuned(bench, _candidates(out, dict.fromkeys(bests), folder), 0.2)
+    _tuned(bench, _candidates(out, dict.fromkeys(bests), folder), 0.4, seeds=3)
+
+
+def resnet56(bench: Bench) -> None:
+    """47 % and 20 % with a ranking learned at 20 % by BatchNorm statistics."""
+    methods = ("--methods", "legr,uniform,norm", "--flops", "0.2,0.47", *EXACT)
+    search = ("--fitness", "bn", "--candidates", 400)
+    bench.compare("resnet56", "resnet56", *methods, *search, *TUNE, "--epochs", 3)
+
+
+def taught(bench: Bench) -> None:
+    """The 47 % network of that ranking, tuned as long, with the dense network as its teacher."""
+    net = bench.folder("taught") / "resnet56-47.safetensors"
+    bench.prune("resnet56", bench.out / "resnet56/rankings/legr-seed0.json", 0.47, net)
+    bench.tune(net, 3, "--teacher", bench.dense("resnet56")[0])
+
+
+def best(bench: Bench) -> None:
+    """ResNet-56 at 47 % as good as 20 epochs make it: learned there, in blocks of 8, taught."""
+    folder, align = bench.folder("best"), ("--align", 8)
+    search = ("--flops", 0.47, "--fitness", "bn", "--candidates", 120, "--val-images", 2000)
+    ranking = bench.learn(folder / "ranking.json", "resnet56", *search, *align)
+    net = bench.prune("resnet56", ranking, 0.47, folder / "best.safetensors", *align)
+    bench.tune(net, 20, "--teacher", bench.dense("resnet56")[0])
+
+
+RANKINGS = {
+    "resnet20": "resnet20/seed0/rankings/legr-seed0.json",
+    "resnet56": "resnet56/rankings/legr-seed0.json",
+}
+
+
+def _cuts(bench: Bench, arch: str, *aligns: str) -> list[Path]:
+    """The networks of a ranking at all budgets, aligned and not."""
+    folder, ranking = bench.folder("latency"), bench.out / RANKINGS[arch]
+    nets = []
+    for align in aligns:
+        into = bench.prune(
+            arch, ranking, BUDGETS, folder / f"{arch}-align-{align}", "--align", align
+        )
+        nets += sorted(into.glob("*.safetensors"))
+    return nets
 
 
 def latency(bench: Bench) -> None:
-    """Aligned and not, on this CPU."""
-    folder = bench.folder("latency")
-    for arch in ("resnet20", "resnet56"):
-        ranking = bench.out / arch / "rankings/legr-seed0.json"
-        nets = []
-        for align in ("auto", "1"):
-            into = folder / f"{arch}-align-{align}"
-            cut = ("--ranking", ranking, "--flops", "0.2:0.8:0.1", "--align", align)
-            bench.legr("prune", *bench.dense(arch), *cut, "--out", into)
-            nets += sorted(into.glob("*.safetensors"))
+    """All budgets, aligned and not, on this CPU."""
+    for arch in RANKINGS:
+        result = bench.folder("latency") / f"{arch}-bench.json"
         against = ("--against", bench.dense(arch)[0], "--seconds", 2)
-        result = folder / f"{arch}-bench.json"
         if not result.exists():
-            bench.legr("bench", *nets, *against, "--out", result)
+            bench.legr("bench", *_cuts(bench, arch, "auto", "1"), *against, "--out", result)
 
 
-def _tuned(bench: Bench, rankings: list[Path], share: float) -> None:
-    """ResNet-20, cut by each of these rankings and trained for two epochs."""
+def a57(bench: Bench) -> None:
+    """The same in instructions of an emulated Cortex-A57, with the blocks that an ARM likes."""
+    if bench.a57 is None:
+        sys.exit("a57 needs an emulated core: scripts/a57 DIR, then --a57 DIR")
+    counter = Path(__file__).parents[1] / "a57.py"
+    for arch in RANKINGS:
+        result = bench.folder("latency") / f"{arch}-a57.md"
+        if result.exists():
+            continue
+        nets = [bench.dense(arch)[0], *map(str, _cuts(bench, arch, "arm", "1"))]
+        line = [sys.executable, str(counter), str(bench.a57), *nets]
+        done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True)
+        result.write_text(done.stdout)
+
+
+def _tuned(bench: Bench, rankings: Iterable[Path], share: float, seeds: int = 1) -> None:
+    """ResNet-20, cut by each of these rankings and trained for an epoch."""
     for ranking in rankings:
-        net = ranking.with_suffix(".safetensors")
-        cut = ("--ranking", ranking, "--flops", share, "--align", 1, "--out", net)
-        bench.legr("prune", *bench.dense("resnet20"), *cut)
-        bench.tune(net, 2)
+        for seed in range(seeds):
+            net = ranking.with_name(f"{ranking.stem}-seed{seed}.safetensors")
+            bench.tune(bench.prune("resnet20", ranking, share, net), 1, "--seed", seed)
 
 
 def _history(ranking: Path) -> list[dict]:
@@ -153,7 +205,7 @@ def _history(ranking: Path) -> list[dict]:
     return sorted(map(json.loads, lines), key=lambda line: line["candidate"])
 
 
-def _candidates(ranking: Path, numbers: object, folder: Path) -> list[Path]:
+def _candidates(ranking: Path, numbers: Iterable[int], folder: Path) -> list[Path]:
     """Some candidates of a search as rankings of their own."""
     data, lines, made = json.loads(ranking.read_text()), _history(ranking), []
     for number in numbers:
@@ -167,12 +219,19 @@ def _candidates(ranking: Path, numbers: object, folder: Path) -> list[Path]:
 
 
 STAGES: dict[str, Callable[[Bench], None]] = {
-    stage.__name__: stage for stage in (resnet20, resnet56, best, zeta, tau, candidates, latency)
+    **{f"resnet20-{seed}": partial(resnet20, seed) for seed in range(3)},
+    **{f"zeta{share * 100:.0f}": partial(zeta, share) for share in (0.2, 0.4, 0.6, 0.8)},
+    **{stage.__name__: stage for stage in (tau, candidates, resnet56, taught, best, latency, a57)},
 }
 
 
 if __name__ == "__main__":
-    weights, images, out, *stages = sys.argv[1:]
-    Path(out).mkdir(parents=True, exist_ok=True)
-    for name in stages or STAGES:
-        STAGES[name](Bench(Path(weights), Path(images), Path(out)))
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("weights", "images", "out"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("stages", nargs="*", choices=[*STAGES, []])
+    parser.add_argument("--a57", type=Path)
+    given = parser.parse_args()
+    bench = Bench(given.weights, given.images, given.out, given.a57)
+    for name in given.stages or STAGES:
+        STAGES[name](bench)
