@@ -3,9 +3,9 @@
 `python benchmarks/a57.py DIR [NETWORK …]`, with a DIR that scripts/a57 made, prints a table: for
 each network, alignment and FLOP target the instructions of one run by ONNX Runtime (one thread, one
 image, the least of three runs), their ratio to dense and the slope: instructions saved per FLOP
-saved. Instead of names of architectures, which are cut at random, `DENSE PRUNED.safetensors …` takes
-a checkpoint and networks that legr cut from it. An emulator has neither caches nor a clock: these
-are counts, not milliseconds.
+saved. Instead of names of architectures, which are cut at random, `DENSE PRUNED.safetensors …`
+takes a checkpoint and networks that legr cut from it. An emulator has neither caches nor a clock:
+these are counts, not milliseconds.
 """
 
 import os

@@ -1,10 +1,12 @@
 """The tables of a comparison as Markdown, put into a page between its own marks.
 
-    python benchmarks/tables.py DIR/compare.json [docs/results.md NAME]
+    python benchmarks/tables.py DIR/compare.json … [--into docs/results.md NAME]
 
-replaces what stands between `<!-- NAME -->` and `<!-- end NAME -->`.
+replaces what stands between `<!-- NAME -->` and `<!-- end NAME -->`. Several files are comparisons
+of the same with other seeds.
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -79,14 +81,29 @@ def page(data: dict) -> str:
     return "\n\n".join(parts)
 
 
+def read(*files: Path) -> dict:
+    """A comparison, or several that differ in their seeds as one."""
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return {**found[0], "rows": [row for data in found for row in data["rows"]]}
+
+
+def put(path: Path, name: str, text: str) -> None:
+    """Replace what stands between the marks of this name in a page."""
+    first, last = f"<!-- {name} -->", f"<!-- end {name} -->"
+    before, begun, rest = path.read_text(encoding="utf-8").partition(first)
+    _, ended, after = rest.partition(last)
+    if not begun or not ended:
+        sys.exit(f"{path} has no {first} and {last}")
+    path.write_text(f"{before}{first}\n{text}\n{last}{after}", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    source, *into = sys.argv[1:]
-    text = page(json.loads(Path(source).read_text(encoding="utf-8")))
-    if into:
-        path, name = Path(into[0]), into[1]
-        first, last = f"<!-- {name} -->", f"<!-- end {name} -->"
-        before, _, rest = path.read_text(encoding="utf-8").partition(first)
-        _, _, after = rest.partition(last)
-        path.write_text(f"{before}{first}\n{text}\n{last}{after}", encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--into", nargs=2, metavar=("PAGE", "NAME"))
+    given = parser.parse_args()
+    text = page(read(*given.files))
+    if given.into:
+        put(Path(given.into[0]), given.into[1], text)
     else:
         print(text)

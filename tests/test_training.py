@@ -1,6 +1,8 @@
 """Training, BatchNorm statistics and measuring, in numbers worked out by hand."""
 
+import ctypes
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,7 @@ from legr_cli.search.fitness import Workbench
 from legr_cli.search.session import Session
 from legr_cli.settings import Search
 from legr_cli.training.data import open_data
-from legr_cli.training.devices import choose
+from legr_cli.training.devices import choose, keep_memory
 from legr_cli.training.loop import Trainer, evaluate, has_statistics, recalibrate, sgd, train
 
 
@@ -92,3 +94,15 @@ def test_a_worker_of_another_version_is_refused() -> None:
     job = Session(known, open_data("digits", (3, 32, 32), seed=0), Search(), "cpu").job()
     with pytest.raises(SearchError, match=r"a worker has legr .*, this is 0\.0\.0"):
         Workbench(replace(job, legr="0.0.0"))
+
+
+def test_freed_memory_is_kept_unless_the_user_knows_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    glibc = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
+    assert keep_memory.__wrapped__() is glibc
+    for name in names:
+        with monkeypatch.context() as here:
+            here.setenv(name, "x")
+            assert keep_memory.__wrapped__() is False

@@ -2,8 +2,8 @@
 
     python benchmarks/cifar10/run.py weights cifar10 results [STAGE …] [--a57 DIR]
 
-`weights` has resnet20-cifar10.th and resnet56-cifar10.th, `cifar10` the images. A stage that is done
-is not done again, and one that was stopped goes on: searches, trainings and comparisons have
+`weights` has resnet20-cifar10.th and resnet56-cifar10.th, `cifar10` the images. A stage that is
+done is not done again, and one that was stopped goes on: searches, trainings and comparisons have
 journals of their own. Stages without an arrow to each other can run side by side, with one thread
 each (OMP_NUM_THREADS=1):
 

@@ -1,0 +1,159 @@
+"""The raw results of run.py as the tables of docs/results.md.
+
+    python benchmarks/cifar10/tables.py docs/results/cifar10 docs/results.md
+
+fills each part of the page whose results are there; `python benchmarks/cifar10/tables.py
+docs/results/cifar10` prints them.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import tables
+
+
+def data_of(path: Path) -> Any:
+    """A JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def history(path: Path) -> list[dict]:
+    """The candidates of a search, in order."""
+    lines = path.read_text(encoding="utf-8").splitlines()[1:]
+    return sorted(map(json.loads, lines), key=lambda line: line["candidate"])
+
+
+def grid(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def percent(share: float) -> str:
+    """`91.73`."""
+    return f"{100 * share:.2f}"
+
+
+def resnet20(raw: Path) -> str:
+    """Seven budgets, all seeds."""
+    return tables.page(tables.read(*sorted(raw.glob("resnet20/seed*/compare.json"))))
+
+
+def resnet56(raw: Path) -> str:
+    """Two budgets, before and after, with the seconds of every stage."""
+    data = tables.read(raw / "resnet56/compare.json")
+    rows = []
+    for row in data["rows"]:
+        kept = row["flops"] / row["dense_flops"]
+        cells = [row["method"], f"{kept:.1%}", f"{row['params'] / 1e3:.0f} k"]
+        cells += [percent(row["before"]), percent(row["accuracy"])]
+        rows.append([*cells, f"{row['pruning']['seconds']:.0f}", f"{row['tuning']['seconds']:.0f}"])
+    extra = {
+        "legr, 3 epochs, taught": raw / "taught/resnet56-47-tuned.json",
+        "best: learned at 47 %, 20 epochs, taught": raw / "best/best-tuned.json",
+    }
+    for name, path in extra.items():
+        if path.exists():
+            made = data_of(path)
+            cells = [name, "≤ 47 %", "", "", percent(made["test"]["accuracy"]), ""]
+            rows.append([*cells, f"{made['seconds']:.0f}"])
+    head = ["", "FLOPs", "parameters", "before, %", "after, %", "learning, s", "tuning, s"]
+    return f"`{data['command']}`\n\n{grid(head, rows)}"
+
+
+def zeta(raw: Path) -> str:
+    """Rankings learned at one share, used at all."""
+    found = {p.parent.name: data_of(p)["rows"] for p in sorted(raw.glob("zeta/*/compare.json"))}
+    shares = sorted({row["share"] for rows in found.values() for row in rows})
+    lines = []
+    for name, rows in found.items():
+        reached = {row["share"]: percent(row["accuracy"]) for row in rows}
+        lines.append([f"{name} %", *(reached.get(share, "") for share in shares)])
+    return grid(["learned at", *(f"{share:.0%}" for share in shares)], lines)
+
+
+def tau(raw: Path) -> str:
+    """How well each fitness tells what an epoch makes of a candidate."""
+    folder = raw / "tau"
+    lines = {p.stem[4:-8]: history(p) for p in folder.glob("tau-*.history.jsonl")}
+    numbers = [n for n in range(16) if (folder / f"candidate{n}-seed0-tuned.json").exists()]
+    made = [data_of(folder / f"candidate{n}-seed0-tuned.json") for n in numbers]
+    after = [found["test"]["accuracy"] for found in made]
+    rows = []
+    for name in ("0", "10", "50", "200", "bn"):
+        fitness = [lines[name][n]["accuracy"] for n in numbers]
+        seconds = [line["seconds"] for line in lines[name] if "seconds" in line]
+        linear = statistics.correlation(fitness, after)
+        ranked = statistics.correlation(fitness, after, method="ranked")
+        chosen = after[max(range(len(numbers)), key=fitness.__getitem__)]
+        cells = [f"{min(fitness):.1%} … {max(fitness):.1%}", f"{linear:.2f}", f"{ranked:.2f}"]
+        rows.append([name, *cells, percent(chosen), f"{statistics.median(seconds):.1f}"])
+    head = ["τ̂", "fitness", "correlation", "by rank", "its best, tuned, %", "s a candidate"]
+    span = (
+        f"{percent(min(after))} to {percent(max(after))} %, mean {percent(sum(after) / len(after))}"
+    )
+    return f"{grid(head, rows)}\n\n{len(numbers)} candidates; tuned they reach {span}."
+
+
+def candidates(raw: Path) -> str:
+    """What more candidates bring."""
+    folder = raw / "candidates"
+    lines = history(folder / "search.history.jsonl")
+    rows = []
+    for count in (2, 50, 100, 200, 400):
+        best = max(lines[:count], key=lambda line: line["accuracy"])
+        files = folder.glob(f"candidate{best['candidate']}-seed*-tuned.json")
+        after = [100 * data_of(path)["test"]["accuracy"] for path in files]
+        spread = f"{statistics.mean(after):.2f} ± {statistics.stdev(after):.2f}"
+        seconds = sum(line.get("seconds", 0.0) for line in lines[:count])
+        cells = [f"#{best['candidate'] + 1}", percent(best["accuracy"]), spread]
+        rows.append([str(count), *cells, f"{seconds:.0f}"])
+    head = ["candidates", "the best", "its fitness, %", "tuned, %", "seconds of search"]
+    return grid(head, rows)
+
+
+def latency(raw: Path) -> str:
+    """This CPU, aligned and not; and the emulated A57."""
+    parts = []
+    for arch in ("resnet20", "resnet56"):
+        data = data_of(raw / f"latency/{arch}-bench.json")
+        models = data["models"]
+        most = models[0]
+        rows = []
+        for model in models[1:]:
+            flops, ratio = model["flops"] / most["flops"], model["ratio"]
+            align = Path(model["file"]).parent.name.rpartition("-")[2]
+            slope = (1 - ratio) / (1 - flops)
+            rows.append([align, f"{flops:.1%}", f"{model['median_ms']:.3f}", f"{ratio:.3f}"])
+            rows[-1].append(f"{slope:.2f}")
+        name = f"{arch}, dense {most['median_ms']:.3f} ms"
+        parts.append(grid([f"`--align`, {name}", "FLOPs", "ms", "over dense", "slope"], rows))
+        counts = raw / f"latency/{arch}-a57.md"
+        if counts.exists():
+            parts.append(counts.read_text(encoding="utf-8").strip())
+    return "\n\n".join(parts)
+
+
+PARTS: dict[str, Callable[[Path], str]] = {
+    f"cifar10 {part.__name__}": part
+    for part in (resnet20, resnet56, zeta, tau, candidates, latency)
+}
+
+
+if __name__ == "__main__":
+    raw, *page = map(Path, sys.argv[1:])
+    for name, part in PARTS.items():
+        try:
+            text = part(raw)
+        except (OSError, ValueError, LookupError, statistics.StatisticsError) as error:
+            print(f"{name}: not there yet ({type(error).__name__}: {error})", file=sys.stderr)
+            continue
+        if page:
+            tables.put(page[0], name, text)
+        else:
+            print(f"## {name}\n\n{text}\n")
