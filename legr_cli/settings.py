@@ -118,8 +118,8 @@ class Search:
     mutate: float = 0.1  # u: share of the layers that change
     sigma: float = 1.0  # random walk of log α; κ walks by its layer's deviation × sigma
     sigma_end: float = 1.0  # what sigma has come to at the last candidate
-    start: str = "auto"  # the first pool: changes of the identity (α = 1, κ = 0), of standardised
-    # layers (α = 1/deviation, κ = −mean/deviation), of the fitter of the two; or all at random
+    start: str = "auto"  # the first pool: changes of the identity (α = 1, κ = 0), of α and κ that
+    # take the same share of every layer (level), of the fitter of the two; or all at random
     fitness: str = "finetune"
     steps: int = FITNESS["finetune"]  # τ̂: batches to adapt on
     batch_size: int = 128
@@ -149,7 +149,7 @@ class Search:
                 f"--population {self.population} is smaller than --sample {self.sample}: "
                 "parents are sampled from the population"
             )
-        _one_of(self, fitness=tuple(FITNESS), start=("auto", "identity", "standard", "random"))
+        _one_of(self, fitness=tuple(FITNESS), start=("auto", "identity", "level", "random"))
         for name in ("mutate", "sigma", "sigma_end", "lr"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise SettingError(f"{option(name)} must be over 0 and finite, got {value}")

@@ -10,7 +10,8 @@ from legr_cli.channels import couple
 from legr_cli.cost import price
 from legr_cli.cut import arrange, cut, floor
 from legr_cli.errors import BudgetError, SettingError
-from legr_cli.ranking import Ranking, Row, filters, identity, importance
+from legr_cli.models.registry import Arch, build
+from legr_cli.ranking import Ranking, Row, affine, filters, identity, importance, level
 from legr_cli.settings import Align, parse_align, parse_input
 from legr_cli.targets import Target, parse_targets
 
@@ -31,6 +32,35 @@ def test_importance_is_the_sum_over_tied_filters() -> None:
     assert scores[unit] == pytest.approx(2 * norms[0] + 5 + 3 * norms[1] + 7)
     alone = units.of(units.flow.layers["a"].out)[4]
     assert scores[alone] == pytest.approx(float(model.a.weight[4].detach().square().sum()))
+
+
+@pytest.mark.parametrize("name", ["plain", "residual", "resnet20"])
+def test_level_rows_bring_every_group_to_the_same_place(name: str) -> None:
+    """A fifth of a group is below −1/2, three fifths below 1/2; in resnet20 groups share layers."""
+    padded = name == "resnet20"
+    model = made(name)
+    units = couple(model, (3, 32, 32) if padded else nets.INPUT)
+    known, group_of = filters(units), price(units).group_of
+    genes = level(known, group_of)
+    scores = importance(known, affine(known, genes))
+    for group in range(group_of.max() + 1):
+        low, high = np.quantile(scores[group_of == group], (0.2, 0.6))
+        assert (low + high) / 2 == pytest.approx(0, abs=1e-9)
+        assert high - low == pytest.approx(1, abs=0.8 if padded else 1e-9)
+
+
+def made(name: str) -> torch.nn.Module:
+    return build(Arch("resnet20")) if name == "resnet20" else nets.make(name)
+
+
+def test_level_rows_of_filters_that_are_all_alike() -> None:
+    model = nets.make("plain")
+    with torch.no_grad():
+        model.body[0].weight[:] = 0.1
+    units = couple(model, nets.INPUT)
+    genes = level(filters(units), price(units).group_of)
+    assert all(np.isfinite(numbers).all() for numbers in genes.values())
+    assert (genes["alpha"] > 0).all()
 
 
 def test_without_a_ranking_only_norms_count() -> None:

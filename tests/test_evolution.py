@@ -14,6 +14,7 @@ from legr_cli.settings import Search
 LAYERS = 23
 SPREAD = np.linspace(0.5, 3.0, LAYERS)
 MEAN = np.linspace(9.0, 2.0, LAYERS)
+LEVEL = {"alpha": 1 / SPREAD, "kappa": -MEAN / SPREAD}  # every layer to mean 0 and deviation 1
 
 
 def planted(candidate: Candidate) -> Fitness:
@@ -26,7 +27,7 @@ def planted(candidate: Candidate) -> Fitness:
 
 
 def run(settings: Search, fitness=planted) -> tuple[Evolution, list[Candidate]]:
-    evolution = Evolution(MEAN, SPREAD, settings, np.random.default_rng(settings.seed))
+    evolution = Evolution(SPREAD, LEVEL, settings, np.random.default_rng(settings.seed))
     asked = []
     for _ in range(settings.candidates):
         asked.append(evolution.ask())
@@ -95,7 +96,7 @@ def test_ties_go_to_the_lower_loss() -> None:
 
 
 def test_steps_shrink_in_a_straight_line() -> None:
-    evolution = Evolution(MEAN, SPREAD, Search(candidates=101, sigma=1.0, sigma_end=0.2), None)
+    evolution = Evolution(SPREAD, LEVEL, Search(candidates=101, sigma=1.0, sigma_end=0.2), None)
     assert [evolution.step(n) for n in (0, 50, 100)] == pytest.approx([1.0, 0.6, 0.2])
 
 
@@ -120,7 +121,7 @@ def test_beats_random_search_on_a_planted_problem() -> None:
 
 
 def test_what_is_not_new_is_drawn_again() -> None:
-    evolution = Evolution(MEAN, SPREAD, Search(), np.random.default_rng(0))
+    evolution = Evolution(SPREAD, LEVEL, Search(), np.random.default_rng(0))
     drawn: list[Candidate] = []
 
     def is_new(candidate: Candidate) -> bool:
@@ -133,9 +134,9 @@ def test_what_is_not_new_is_drawn_again() -> None:
     assert evolution.ask(lambda _: False).number == 2  # after some draws it is taken as it is
 
 
-def test_a_standard_start_changes_layers_about_their_mean() -> None:
-    """Layer l: α = 1/spread, κ = −mean/spread; a change of its α leaves a filter of mean norm."""
-    settings = Search(candidates=12, population=12, sample=12, start="standard")
+def test_a_level_start_changes_layers_about_their_middle() -> None:
+    """What the origin brings to 0 (here a filter of mean norm) a change of α leaves there."""
+    settings = Search(candidates=12, population=12, sample=12, start="level")
     _, asked = run(settings)
     assert np.array_equal(asked[0].genes["alpha"], np.ones(LAYERS))
     assert asked[1].genes["alpha"] == pytest.approx(1 / SPREAD)

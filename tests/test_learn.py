@@ -353,7 +353,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "mutate": (("--mutate", "1.5"), "--mutate is a share"),
     "sigma": (("--sigma", "nan"), "--sigma must be over 0"),
     "fitness": (("--fitness", "loss"), "--fitness must be finetune or bn or none"),
-    "start": (("--start", "zero"), "--start must be auto or identity or standard or random"),
+    "start": (("--start", "zero"), "--start must be auto or identity or level or random"),
     "device": (("--device", "toaster"), "--device toaster: expected auto"),
     "no such gpu": (("--device", "cuda:9"), "--device cuda:9: torch sees"),
     "out": (("--out", "ranking.txt"), "ends in .json"),

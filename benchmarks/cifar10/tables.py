@@ -54,7 +54,7 @@ def resnet56(raw: Path) -> str:
         cells += [percent(row["before"]), percent(row["accuracy"])]
         rows.append([*cells, f"{row['pruning']['seconds']:.0f}", f"{row['tuning']['seconds']:.0f}"])
     extra = {
-        "legr, 3 epochs, taught": raw / "taught/resnet56-47-tuned.json",
+        "legr, 2 epochs, taught": raw / "taught/resnet56-47-tuned.json",
         "best: learned at 47 %, 20 epochs, taught": raw / "best/best-tuned.json",
     }
     for name, path in extra.items():
@@ -81,7 +81,7 @@ def tau(raw: Path) -> str:
     """How well each fitness tells what an epoch makes of a candidate."""
     folder = raw / "tau"
     lines = {p.stem[4:-8]: history(p) for p in folder.glob("tau-*.history.jsonl")}
-    numbers = [n for n in range(16) if (folder / f"candidate{n}-seed0-tuned.json").exists()]
+    numbers = [n for n in range(14) if (folder / f"candidate{n}-seed0-tuned.json").exists()]
     made = [data_of(folder / f"candidate{n}-seed0-tuned.json") for n in numbers]
     after = [found["test"]["accuracy"] for found in made]
     rows = []
@@ -109,9 +109,12 @@ def candidates(raw: Path) -> str:
         best = max(lines[:count], key=lambda line: line["accuracy"])
         files = folder.glob(f"candidate{best['candidate']}-seed*-tuned.json")
         after = [100 * data_of(path)["test"]["accuracy"] for path in files]
-        spread = f"{statistics.mean(after):.2f} ± {statistics.stdev(after):.2f}"
         seconds = sum(line.get("seconds", 0.0) for line in lines[:count])
-        cells = [f"#{best['candidate'] + 1}", percent(best["accuracy"]), spread]
+        cells = [
+            f"#{best['candidate'] + 1}",
+            percent(best["accuracy"]),
+            f"{statistics.mean(after):.2f}",
+        ]
         rows.append([str(count), *cells, f"{seconds:.0f}"])
     head = ["candidates", "the best", "its fitness, %", "tuned, %", "seconds of search"]
     return grid(head, rows)

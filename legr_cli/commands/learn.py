@@ -61,10 +61,10 @@ def learn(
     start: Annotated[
         str,
         typer.Option(
-            metavar="auto|identity|standard|random",
+            metavar="auto|identity|level|random",
             rich_help_panel=_SEARCH,
-            help="The first candidates: changes of α = 1, κ = 0 (identity); of all layers brought "
-            "to mean 0 and deviation 1 (standard); of the fitter of the two; or all at random.",
+            help="The first candidates: changes of α = 1, κ = 0 (identity); of α and κ that take "
+            "the same share of every layer (level); of the fitter of the two; or all at random.",
         ),
     ] = "auto",
     seed: Annotated[

@@ -66,15 +66,14 @@ class Evolution(Explorer):
     """A pool of the latest candidates; the fittest of a sample is mutated, the oldest goes."""
 
     def __init__(
-        self, mean: np.ndarray, spread: np.ndarray, settings: Search, rng: np.random.Generator
+        self, spread: np.ndarray, level: Genes, settings: Search, rng: np.random.Generator
     ) -> None:
-        """`mean` and `spread`: by layer, of its filters' squared norms."""
+        """`spread`: by layer, of its filters' squared norms; `level`: α and κ like uniform's."""
         super().__init__()
         self.spread = spread
         self.settings, self.rng = settings, rng
         self.identity = {"alpha": np.ones(len(spread)), "kappa": np.zeros(len(spread))}
-        alpha = 1 / np.where(spread > 0, spread, 1.0)
-        self.standard = {"alpha": alpha, "kappa": -alpha * mean}
+        self.level = level
         self.known: list[Fitness] = []  # of the first candidates, to choose where to begin
         self.pool: deque[tuple[Candidate, Fitness]] = deque(maxlen=settings.population)
 
@@ -90,19 +89,19 @@ class Evolution(Explorer):
         """What the first candidates are changes of; by default the fitter of the two, once known.
 
         Where layers are deep and many add up in one unit, plain norms keep what they add to; where
-        little is to be left, layers that are brought to one scale are cut more evenly.
+        little is to be left, it is better to begin with the same share of every layer.
         """
         start = self.settings.start
         if start == "auto" and len(self.known) == 2:
-            start = "identity" if self.known[0] >= self.known[1] else "standard"
-        return self.standard if start in ("auto", "standard") else self.identity
+            start = "identity" if self.known[0] >= self.known[1] else "level"
+        return self.level if start in ("auto", "level") else self.identity
 
     def _draw(self, number: int) -> Candidate:
         """A candidate; the first is the identity, so that no search ends below it."""
         if number == 0:
             return Candidate(number, self.identity)
-        if number == 1 and self.settings.start in ("auto", "standard"):
-            return Candidate(number, self.standard)
+        if number == 1 and self.settings.start in ("auto", "level"):
+            return Candidate(number, self.level)
         origin = Candidate(number, self.origin)
         everywhere = np.arange(len(self.spread))
         if self.settings.start == "random" and number < self.settings.population:

@@ -22,7 +22,7 @@ from legr_cli.errors import BudgetError, LegrError, SearchError, first_line
 from legr_cli.journal import Journal, Line
 from legr_cli.networks import kept_channels
 from legr_cli.pruning import Study, plans
-from legr_cli.ranking import Ranking, affine, mean, spread
+from legr_cli.ranking import Ranking, affine, level, spread
 from legr_cli.search.crew import Crew, is_given_up, is_loss
 from legr_cli.search.evolution import Candidate, Evolution, Explorer, Fitness, Genes
 from legr_cli.search.fitness import Outcome
@@ -43,7 +43,8 @@ class Way:
 def evolving(known: Study, settings: Search) -> Way:
     """LeGR: evolution of α and κ."""
     rng = np.random.default_rng(settings.seed)
-    explorer = Evolution(mean(known.filters), spread(known.filters), settings, rng)
+    even = level(known.filters, known.cost.group_of)
+    explorer = Evolution(spread(known.filters), even, settings, rng)
     return Way(explorer, functools.partial(affine, known.filters))
 
 
