@@ -227,6 +227,7 @@ class Compare:
     min_keep: float = 0.1
     search_flops: tuple[float, ...] = ()  # where one ranking for all targets is learned: the lowest
     candidates: int = 400  # of every search; AMC's episodes for each target
+    sigma: float = 1.0  # LeGR's random walk
     fitness: str = "finetune"
     steps: int = FITNESS["finetune"]
     lr: float = 0.01  # of a candidate's steps and of MorphNet's
@@ -269,6 +270,8 @@ class Compare:
             candidates=self.candidates,
             population=population,
             sample=max(1, population // 4),
+            sigma=self.sigma,
+            sigma_end=self.sigma,
             fitness=self.fitness,
             steps=self.steps,
             batch_size=self.batch_size,

@@ -287,6 +287,7 @@ def test_in_half_precision_at_two_shares(weights: Path, tmp_path: Path) -> None:
         (("--trials", 0), "--trials must be at least 1"),
         (("--repeats", 0), "--repeats must be at least 1"),
         (("--candidates", 0), "--candidates must be at least 1"),
+        (("--sigma", 0), "--sigma must be over 0"),
         (("--recipe", "slow"), "--recipe slow: expected"),
         (("--resume", "--force"), "choose one"),
     ],

@@ -30,7 +30,7 @@ from pathlib import Path
 BUDGETS = "0.2:0.8:0.1"
 EXACT = ("--align", 1)  # the paper's own cut, so that methods differ in nothing else
 TUNE = ("--recipe", "quick", "--amp")
-SEARCH = ("--fitness", "finetune", "--val-images", 2000, "--steps")
+SEARCH = ("--sigma", 0.5, "--fitness", "finetune", "--val-images", 2000, "--steps")
 
 
 class Bench:

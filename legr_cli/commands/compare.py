@@ -62,6 +62,7 @@ def compare(
     candidates: Annotated[
         int, setting(_SEARCH, "N", "Networks that every search tries.", True)
     ] = 400,
+    sigma: Annotated[float, setting(_SEARCH, "X", "Size of legr's changes.", True)] = 1.0,
     fitness: Annotated[
         str, setting(_SEARCH, "finetune|bn|none", "As of legr learn.", True)
     ] = "finetune",
@@ -158,6 +159,7 @@ def compare(
         min_keep=min_keep,
         search_flops=tuple(target.value for target in searched),
         candidates=candidates,
+        sigma=sigma,
         fitness=fitness,
         steps=FITNESS.get(fitness, 0) if steps is None or fitness == "none" else steps,
         lr=lr,
