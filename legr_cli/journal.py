@@ -29,6 +29,8 @@ _WORDS = {  # what must be the same when work goes on, as the user knows it
     "statistics": "--normalize",
 }
 
+_SINCE = {"amp": False, "sigma": 1.0}  # settings that journals of an older legr do not have
+
 Line = dict[str, Any]
 
 
@@ -196,7 +198,7 @@ def _agree(path: Path, kind: Kind, then: Line, now: Line) -> None:
             differs += [
                 f"{option(name)} was {old.get(name)}, is {value}"
                 for name, value in new.items()
-                if old.get(name) != value and (name in old or value)  # a new one that is off
+                if old.get(name, _SINCE.get(name)) != value
             ]
         elif key == "data" and isinstance(old, dict) and {**old, "split": 0} == {**new, "split": 0}:
             differs.append("the split of the data is another")

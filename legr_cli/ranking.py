@@ -109,6 +109,7 @@ def spread(known: Filters) -> np.ndarray:
     return np.array([known.norm2[known.layer == i].std() for i in range(len(known.names))])
 
 
+ALIKE = 1e-3  # filters that differ by less are not told apart by scale
 LEVEL = (0.2, 0.6)  # shares of the units that go at about 70 % and 20 % of the FLOPs
 
 
@@ -120,7 +121,7 @@ def level(known: Filters, group_of: np.ndarray) -> dict[str, np.ndarray]:
     """
     count = np.bincount(group_of)
     wide = spread(known)
-    wide = np.where(wide > 0, wide, 1.0)
+    wide = np.where(wide > ALIKE, wide, 1.0)
     groups = group_of[known.unit]
 
     def ends(alpha: np.ndarray) -> np.ndarray:
@@ -128,7 +129,7 @@ def level(known: Filters, group_of: np.ndarray) -> dict[str, np.ndarray]:
         return np.array([np.quantile(sums[group_of == g], LEVEL) for g in range(len(count))])
 
     reach = np.ptp(ends(1 / wide), axis=1)
-    reach = np.where(reach > 0, reach, 1.0)
+    reach = np.where(reach > ALIKE, reach, 1.0)
     alpha = np.bincount(known.layer) / np.bincount(known.layer, reach[groups]) / wide
     layers = np.zeros((len(count), len(wide)))  # by group, how many filters of a layer a unit has
     np.add.at(layers, (groups, known.layer), 1 / count[groups])

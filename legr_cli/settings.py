@@ -227,7 +227,7 @@ class Compare:
     min_keep: float = 0.1
     search_flops: tuple[float, ...] = ()  # where one ranking for all targets is learned: the lowest
     candidates: int = 400  # of every search; AMC's episodes for each target
-    sigma: float = 1.0  # LeGR's random walk
+    sigma: float = 1.0  # of the random walk of all searches but AMC's
     fitness: str = "finetune"
     steps: int = FITNESS["finetune"]
     lr: float = 0.01  # of a candidate's steps and of MorphNet's

@@ -249,6 +249,12 @@ def test_seeds_compared_one_by_one_are_reported_as_one(weights: Path, tmp_path: 
     assert points[0] == points[1]
     assert points[0][0].seeds == 2
     assert len(sums.data["command"].splitlines()) == 2
+    legr("report", tmp_path / "0", tmp_path / "1", "--out", tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text().count("legr compare ") == 2
+    legr(
+        "compare", weights, *NET, *args, "--seed", 1, "--normalize", "half", "--out", tmp_path / "h"
+    )
+    assert len(collect([tmp_path / "0", tmp_path / "h"]).comparisons) == 2
     assert len(collect([tmp_path / "0"]).nets) == len(
         collect([tmp_path / "0", tmp_path / "1"]).nets
     )
@@ -259,12 +265,14 @@ def test_seeds_compared_one_by_one_are_reported_as_one(weights: Path, tmp_path: 
 def test_in_half_precision_at_two_shares(weights: Path, tmp_path: Path) -> None:
     args = ("--methods", "legr", "--flops", 0.6, "--search-flops", "0.3,0.6", "--amp", "--json")
     small = ("--candidates", 2, "--fitness", "finetune", "--steps", 2, "--epochs", 1)
+    small = (*small, "--sigma", 0.5)
     legr("compare", weights, *NET, *args, *small, "--out", tmp_path / "v")
     data = json.loads((tmp_path / "v" / "compare.json").read_text())
     assert data["settings"]["search_flops"] == [0.3, 0.6]
     ranking = json.loads((tmp_path / "v" / "rankings" / "legr-seed0.json").read_text())
     assert ranking["settings"]["flops"] == [0.3, 0.6]
     assert len(ranking["best"]["each"]) == 2
+    assert ranking["settings"]["sigma"] == ranking["settings"]["sigma_end"] == 0.5
     assert data["rows"][0]["pruning"]["steps"] == 2 * 2 * 2
     half = half_precision(torch.device("cpu")) is not None
     assert data["settings"]["amp"] is ranking["settings"]["amp"] is half

@@ -53,14 +53,16 @@ def made(name: str) -> torch.nn.Module:
     return build(Arch("resnet20")) if name == "resnet20" else nets.make(name)
 
 
-def test_level_rows_of_filters_that_are_all_alike() -> None:
+@pytest.mark.parametrize(("filters_alike", "value"), [(13, 0.1), (13, 1e-18), (10, 1e-20)])
+def test_level_rows_of_filters_that_are_alike(filters_alike: int, value: float) -> None:
     model = nets.make("plain")
     with torch.no_grad():
-        model.body[0].weight[:] = 0.1
+        model.body[0].weight[:filters_alike] = value
     units = couple(model, nets.INPUT)
     genes = level(filters(units), price(units).group_of)
     assert all(np.isfinite(numbers).all() for numbers in genes.values())
     assert (genes["alpha"] > 0).all()
+    assert (genes["alpha"] < 1e6).all()
 
 
 def test_without_a_ranking_only_norms_count() -> None:

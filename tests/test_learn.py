@@ -16,7 +16,7 @@ from pathlib import Path
 import digits_net
 import pytest
 import torch
-from running import await_lines, legr, runner, spawn
+from running import await_lines, fails, legr, runner, spawn
 
 from legr_cli.cli import app
 
@@ -162,6 +162,10 @@ def test_a_history_from_before_a_setting_was_known(weights: Path, tmp_path: Path
     history.write_text(header + "".join(lines[:2]))
     legr("learn", weights, *args, "--population", 2, "--sample", 2, "--resume", "--out", out)
     assert len(history.read_text().splitlines()) == 4
+    other = ("learn", weights, *args, "--population", 2, "--sample", 2, "--resume", "--amp")
+    with pytest.MonkeyPatch.context() as here:
+        here.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+        assert "--amp was None, is True" in fails(*other, "--out", out)
 
 
 def test_two_workers_are_as_reproducible_as_one(weights: Path, tmp_path: Path) -> None:

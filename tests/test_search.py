@@ -20,6 +20,7 @@ from legr_cli.journal import Journal, journal, read_header
 from legr_cli.models.registry import Arch
 from legr_cli.networks import Network
 from legr_cli.pruning import Study, study
+from legr_cli.ranking import level
 from legr_cli.search.crew import Crew, InProcess
 from legr_cli.search.fitness import Cuts, Outcome
 from legr_cli.search.history import HISTORY
@@ -130,6 +131,11 @@ def test_a_plan_is_not_tried_twice(known: Study, tmp_path: Path) -> None:
     assert found.best["accuracy"] == max(line["accuracy"] for line in lines)
     assert found.first["candidate"] == 0
     assert set(lines[0]["alpha"]) == {1.0}
+    even = level(known.filters, known.cost.group_of)
+    assert (lines[1]["alpha"], lines[1]["kappa"]) == (
+        even["alpha"].tolist(),
+        even["kappa"].tolist(),
+    )
 
 
 def test_several_shares_count_alike(known: Study, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ each (OMP_NUM_THREADS=1):
     tau, candidates                        what a fitness tells, what more candidates bring
     resnet56 → taught                      47 % and 20 %; and with the dense network as a teacher
     best                                   ResNet-56 at 47 % as good as 20 epochs make it
-    latency → a57                          on this CPU; and instructions on an emulated Cortex-A57
+    resnet20-0, resnet56 → latency → a57   on this CPU; instructions on an emulated Cortex-A57
 
 Raw outputs stay in `results`; weights are not committed.
 """
@@ -191,12 +191,11 @@ def a57(bench: Bench) -> None:
         result.write_text(done.stdout)
 
 
-def _tuned(bench: Bench, rankings: Iterable[Path], share: float, seeds: int = 1) -> None:
+def _tuned(bench: Bench, rankings: Iterable[Path], share: float) -> None:
     """ResNet-20, cut by each of these rankings and trained for an epoch."""
     for ranking in rankings:
-        for seed in range(seeds):
-            net = ranking.with_name(f"{ranking.stem}-seed{seed}.safetensors")
-            bench.tune(bench.prune("resnet20", ranking, share, net), 1, "--seed", seed)
+        net = ranking.with_name(f"{ranking.stem}-seed0.safetensors")
+        bench.tune(bench.prune("resnet20", ranking, share, net), 1, "--seed", 0)
 
 
 def _history(ranking: Path) -> list[dict]:
@@ -226,12 +225,13 @@ STAGES: dict[str, Callable[[Bench], None]] = {
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     for name in ("weights", "images", "out"):
         parser.add_argument(name, type=Path)
     parser.add_argument("stages", nargs="*", choices=[*STAGES, []])
     parser.add_argument("--a57", type=Path)
     given = parser.parse_args()
     bench = Bench(given.weights, given.images, given.out, given.a57)
-    for name in given.stages or STAGES:
+    for name in given.stages or (name for name in STAGES if given.a57 or name != "a57"):
         STAGES[name](bench)

@@ -39,6 +39,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
 
+def ranks(numbers: list[float]) -> list[float]:
+    """Places in order; equal ones share the middle of theirs."""
+    return [sum(y < x for y in numbers) + (numbers.count(x) - 1) / 2 for x in numbers]
+
+
 def resnet20(raw: Path) -> str:
     """Seven budgets, all seeds."""
     return tables.page(tables.read(*sorted(raw.glob("resnet20/seed*/compare.json"))))
@@ -89,7 +94,7 @@ def tau(raw: Path) -> str:
         fitness = [lines[name][n]["accuracy"] for n in numbers]
         seconds = [line["seconds"] for line in lines[name] if "seconds" in line]
         linear = statistics.correlation(fitness, after)
-        ranked = statistics.correlation(fitness, after, method="ranked")
+        ranked = statistics.correlation(ranks(fitness), ranks(after))
         chosen = after[max(range(len(numbers)), key=fitness.__getitem__)]
         cells = [f"{min(fitness):.1%} … {max(fitness):.1%}", f"{linear:.2f}", f"{ranked:.2f}"]
         rows.append([name, *cells, percent(chosen), f"{statistics.median(seconds):.1f}"])

@@ -62,7 +62,7 @@ def compare(
     candidates: Annotated[
         int, setting(_SEARCH, "N", "Networks that every search tries.", True)
     ] = 400,
-    sigma: Annotated[float, setting(_SEARCH, "X", "Size of legr's changes.", True)] = 1.0,
+    sigma: Annotated[float, setting(_SEARCH, "X", "Size of changes, except amc's.", True)] = 1.0,
     fitness: Annotated[
         str, setting(_SEARCH, "finetune|bn|none", "As of legr learn.", True)
     ] = "finetune",

@@ -47,7 +47,8 @@ def watched_search(
         def watch(state: "Progress") -> None:
             title = f"candidate {state.done}/{total}"
             live.show(state.done, title, _facts(state, total, pace), state.done in (1, total))
-            if state.done == 1 and state.latest["accuracy"] < 2 / len(session.data.classes):
+            least = min(state.latest.get("each", [state.latest["accuracy"]]))
+            if state.done == 1 and least < 2 / len(session.data.classes):
                 live.say(
                     "that is near chance, so fitness will tell little: a higher --flops, more "
                     "--steps or --fitness finetune tells more"

@@ -85,8 +85,9 @@ class Comparison:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
-        return self.files[0].parent.name or "here"
+        """Of its folder; of several, of the one that they are in."""
+        folder = self.files[0].parent
+        return (folder if len(self.files) == 1 else folder.resolve().parent).name or "here"
 
     def stands_for(self, path: Path) -> bool:
         """Whether a file is one of the many that it sums up; networks of its first seed are not."""
@@ -179,9 +180,11 @@ def _together(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """Comparisons of the same, but for their seeds, as one."""
     by_subject: dict[str, list[Comparison]] = {}
     for found in comparisons:
-        seeds = sorted({row["seed"] for row in found.data["rows"]})
+        seeds = {row["seed"] for row in found.data["rows"]}
         settings = {**_object(found.data.get("settings")), "seed": 0, "repeats": 0}
-        about = [found.data.get(key) for key in ("arch", "input", "weights_sha256")]
+        about = [found.data.get(key) for key in ("arch", "input", "weights_sha256", "statistics")]
+        images = _object(found.data.get("data"))  # its sha256 is of a split, another by seed
+        about += [images.get(key) for key in ("kind", "classes", "images")]
         alike = by_subject.setdefault(json.dumps([*about, settings]), [])
         if any(row["seed"] in seeds for other in alike for row in other.data["rows"]):
             alike = by_subject.setdefault(str(found.files[0]), [])  # the same once more

@@ -132,7 +132,7 @@ def _commands(facts: Facts) -> str:
     rankings = (search.ranking for search in facts.searches)
     made = [str(ranking["command"]) for ranking in rankings if "command" in ranking]
     others = [*facts.benches, *(found.data for found in facts.comparisons)]
-    timed = [str(line["command"]) for line in others if "command" in line]
+    timed = [text for line in others for text in str(line.get("command", "")).splitlines()]
     chains = [net.commands for net in facts.nets]
     longest = max(map(len, chains), default=0)
     steps = [chain[i] for i in range(longest) for chain in chains if i < len(chain)]

@@ -83,6 +83,10 @@ class Workbench:
                 reason = str(error).replace(str(path), "the network")
                 raise SearchError(f"in a worker: {reason}") from error
         self.job, self.device = job, choose(job.device, worker)
+        if job.settings.amp and half_precision(self.device) is None:
+            raise SearchError(
+                f"a worker has no half precision on its {self.device.type}: begin without --amp"
+            )
         network.model.float()  # images come in single precision
         self.units = couple(network.model, network.input_shape)
         if self.device.type == "cuda":
