@@ -74,6 +74,8 @@ def resnet56(raw: Path) -> str:
 def zeta(raw: Path) -> str:
     """Rankings learned at one share, used at all."""
     found = {p.parent.name: data_of(p)["rows"] for p in sorted(raw.glob("zeta/*/compare.json"))}
+    if not found:
+        raise FileNotFoundError(raw / "zeta")
     shares = sorted({row["share"] for rows in found.values() for row in rows})
     lines = []
     for name, rows in found.items():
@@ -161,7 +163,9 @@ if __name__ == "__main__":
         except (OSError, ValueError, LookupError, statistics.StatisticsError) as error:
             print(f"{name}: not there yet ({type(error).__name__}: {error})", file=sys.stderr)
             continue
-        if page:
+        if page and f"<!-- {name} -->" not in page[0].read_text(encoding="utf-8"):
+            print(f"{name}: the page has no place for it", file=sys.stderr)
+        elif page:
             tables.put(page[0], name, text)
         else:
             print(f"## {name}\n\n{text}\n")

@@ -19,7 +19,10 @@ def cores() -> int:
 
 
 def choose(name: str, worker: int = 0) -> torch.device:
-    """`auto`, `cpu`, `cuda`, `cuda:1` or `mps`; workers spread over all GPUs if none is named."""
+    """`auto`, `cpu`, `cuda`, `cuda:1` or `mps`; workers spread over all GPUs if none is named.
+
+    For a CPU, it has the allocator keep freed memory from then on.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if _has_mps() else "cpu"
     try:
