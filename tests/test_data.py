@@ -78,6 +78,16 @@ def test_own_validation_images_are_used(tmp_path: Path) -> None:
     assert len(data.validation) == 6
     assert data.test is None
     assert open_data(f"imagenet:{tmp_path}", (3, 32, 32), seed=0).test is not None
+    with pytest.raises(DataError, match="has validation images of its own"):
+        open_data(f"folder:{tmp_path}", (3, 32, 32), seed=0, hold_out=False)
+
+
+def test_none_are_held_out_where_that_is_asked(tmp_path: Path) -> None:
+    folders(tmp_path)
+    some, every = (open_data(f"folder:{tmp_path}", (3, 32, 32), seed=0, hold_out=h) for h in (1, 0))
+    assert [len(part) for part in (every.train, every.validation, every.test)] == [30, 3, 6]
+    assert every.validation.index.tolist() == some.validation.index.tolist()
+    assert some.card != every.card
 
 
 def test_other_sizes_and_grey(tmp_path: Path) -> None:

@@ -250,6 +250,22 @@ def test_early_stopping(tmp_path: Path) -> None:
     assert said["epochs"] == len(epochs) == said["best_epoch"] + 3 < 9
 
 
+def test_all_images_are_trained_on(tmp_path: Path) -> None:
+    """Nothing gets better, as above; but with no image to choose by it is the last that stays."""
+    out = tmp_path / "t.safetensors"
+    net = ("--arch", "digits_net:normless", "--input", "3x32x32", "--data", "digits")
+    args = ("finetune", *net, "--epochs", 9, "--lr", 1e-12, "--out", out)
+    said = json.loads(legr(*args, "--all-images", "--json"))
+    header, *epochs = lines(out)
+    assert header["data"]["images"] == {"train": 1437, "validation": 142}
+    assert not all(line["accuracy"] > epochs[0]["accuracy"] for line in epochs[1:])
+    assert said["best_epoch"] == len(epochs) == 9
+    assert said["validation"] is None
+    assert said["test"]["images"] == 360
+    assert "the data are others" in fails(*args, "--resume")
+    assert "pass --patience 0" in fails(*args, "--all-images", "--patience", 1, "--force")
+
+
 def test_a_teacher_is_enough(weights: Path, pruned: Path, tmp_path: Path) -> None:
     """With all of the weight on the dense network's answers no label is used, and yet it learns."""
     out = tmp_path / "taught.safetensors"
@@ -278,6 +294,7 @@ def test_statistics_alone(pruned: Path, tmp_path: Path) -> None:
     assert "of another training" in fails(*args[:-3], "--out", out, "--resume")
     assert "leave --epochs out" in fails(*args, "--epochs", 3, "--force")
     assert "leave --patience out" in fails(*args, "--patience", 0, "--force")
+    assert "leave --all-images out" in fails(*args, "--all-images", "--force")
     assert "leave --teacher out" in fails(*args, "--teacher", pruned, "--force")
     fresh = ("finetune", "--arch", "digits_net:normless", "--data", "digits")
     other = tmp_path / "n.safetensors"

@@ -166,6 +166,15 @@ def finetune(
             "0: none",
         ),
     ] = None,
+    all_images: Annotated[
+        bool,
+        typer.Option(
+            "--all-images",
+            rich_help_panel=_EXTRAS,
+            help="Train on the validation images, too, and keep the last epoch: when all choices "
+            "are made.",
+        ),
+    ] = False,
     bn_recalibrate: Annotated[
         bool,
         typer.Option(
@@ -257,6 +266,7 @@ def finetune(
     given = {name: value for name, value in numbers.items() if value is not None}
     if bn_recalibrate:
         others = {"recipe": recipe, "teacher": teacher, "amp": amp or None}
+        others |= {"all_images": all_images or None}
         others |= {"resume": resume or None, "compile": compiled or None}
         _check_alone(checkpoint, {**given, **others})
     if teacher is None:
@@ -265,9 +275,12 @@ def finetune(
         raise SettingError("name a CHECKPOINT, or an --arch to train from scratch")
     usual = "cifar-train" if checkpoint is None else "quick"
     settings = settings_of(recipe or usual, **given, amp=amp, seed=seed)
+    if all_images and settings.patience:
+        raise SettingError("--all-images leaves --patience nothing to go by: pass --patience 0")
     shape = parse_input(input_shape) if input_shape else None
     start = Start(checkpoint, arch, classes, shape, new_head)
-    images = Images(data, parse_statistics(normalize) if normalize else None, download)
+    statistics = parse_statistics(normalize) if normalize else None
+    images = Images(data, statistics, download, hold_out=not all_images)
     files = Files(out, resume, force)
     with assembled(device) as team:
         if team.leads:

@@ -124,6 +124,8 @@ def _greeting(session: "Session", run: "Run", before: "Line | None", resume: boo
 
     settings, data, team = session.settings, session.data, session.team
     images = f"{len(data.train)} training and {len(data.validation)} validation images"
+    if not data.held_out:
+        images = f"all {len(data.train)} training images, {len(data.validation)} of them measured"
     lines = [f"{session.network.arch} on {images}, shown as {data.feed}", *doubts(data)]
     if before is not None:
         lines.append(f"before training: {before['accuracy']:.2%} of the validation images")
@@ -158,7 +160,8 @@ def _show(session: "Session", files: "Files", reached: "Line", as_json: bool) ->
     table.add_row(after if reached["epochs"] else "with new statistics", *shown)
     screen = show.console()
     show.put(screen, table)
-    if reached["validation"]["accuracy"] < before["accuracy"]:
+    held_out = reached["validation"]
+    if held_out is not None and held_out["accuracy"] < before["accuracy"]:
         note = "no epoch was as good on the validation images as the network before training"
         screen.print(f"{note}: a lower --lr, or more epochs?", style="dim")
     if reached["test"] is None:

@@ -61,10 +61,11 @@ def _reached(run: Run, lines: dict[int, Line], test: Line | None) -> Line:
     """What the best network reached, and what it took."""
     epoch = int(run.standing["best_epoch"])
     best = {key: lines[epoch][key] for key in ("accuracy", "loss")}
+    best["images"] = len(run.data.validation)
     return {
         "epochs": run.epoch,
         "best_epoch": epoch,
-        "validation": {**best, "images": len(run.data.validation)},
+        "validation": best if run.data.held_out else None,  # images it has learned tell nothing
         "test": test,
         "seconds": round(sum(line["seconds"] for line in lines.values()), 3),
     }

@@ -84,6 +84,7 @@ class Data:
     native: tuple[int, int]  # width and height of the first image, as it lies there
     kind: str
     split_by: dict[str, Any]  # share and seed of the validation images, if legr chose them
+    held_out: bool = True  # whether those are kept from training
 
     @functools.cached_property
     def card(self) -> dict[str, Any]:
@@ -107,8 +108,12 @@ def open_data(
     seed: int,
     statistics: dict[str, Any] | None = None,
     download: bool = False,
+    hold_out: bool = True,
 ) -> Data:
-    """Read a set, keep a tenth of its training images for validation, and fit it to a network."""
+    """Read a set, keep a tenth of its training images for validation, and fit it to a network.
+
+    Where none are to be held out, those are measured as ever, and trained on as well.
+    """
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         size = "x".join(map(str, input_shape))
         raise DataError(f"the network takes {size}; images have 1 or 3 channels and two sides")
@@ -116,14 +121,18 @@ def open_data(
     parts = {key: _part(split, input_shape) for key, split in source.splits.items()}
     train, validation = parts["train"], parts.get("val")
     own = validation is not None
+    if own and not hold_out:
+        raise DataError(f"--all-images: {spec} has validation images of its own, in val/")
     if validation is None:
         stays, held = split_off(train.labels, VALIDATION, seed)
-        train, validation = train.pick(stays), train.pick(held)
+        train, validation = train.pick(stays) if hold_out else train, train.pick(held)
     feed = _feed(input_shape, statistics or STATISTICS[kind.statistics], kind.flip)
     native = _native(source.splits["train"])
     split_by = {"share": None, "seed": None} if own else {"share": VALIDATION, "seed": seed}
     test = parts.get("test")
-    return Data(spec, source.classes, train, validation, test, feed, native, name, split_by)
+    return Data(
+        spec, source.classes, train, validation, test, feed, native, name, split_by, hold_out
+    )
 
 
 def small_size(spec: str, download: bool, most: tuple[int, ...]) -> tuple[int, ...]:

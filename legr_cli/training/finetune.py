@@ -178,6 +178,7 @@ class Run:
         loss = math.inf if loss is None else loss
         best = self.standing
         better = (accuracy, -loss) > (best["best_accuracy"], -best["best_loss"])
+        better = better or not self.data.held_out  # nothing to choose by: the last is kept
         if better:
             self._standing[1:] = torch.tensor([self.epoch, accuracy, loss], dtype=torch.double)
         return better

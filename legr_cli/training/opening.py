@@ -28,6 +28,7 @@ class Images:
     spec: str
     statistics: dict[str, Any] | None
     download: bool
+    hold_out: bool = True  # some of them, for validation
 
 
 def images_for(network: Network, images: Images, seed: int) -> Data:
@@ -38,6 +39,7 @@ def images_for(network: Network, images: Images, seed: int) -> Data:
         seed=seed,
         statistics=images.statistics or network.notes.get("statistics"),
         download=images.download,
+        hold_out=images.hold_out,
     )
 
 
