@@ -4,10 +4,11 @@
 each network, alignment and FLOP target the instructions of one run by ONNX Runtime (one thread, one
 image, the least of three runs), their ratio to dense and the slope: instructions saved per FLOP
 saved. Instead of names of architectures, which are cut at random, `DENSE PRUNED.safetensors …`
-takes a checkpoint and networks that legr cut from it. An emulator has neither caches nor a clock:
-these are counts, not milliseconds.
+takes a checkpoint and networks that legr cut from it, and prints JSON. An emulator has neither
+caches nor a clock: these are counts, not milliseconds.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
 from align import uneven
@@ -119,11 +119,16 @@ def at_random(name: str) -> tuple[Network, Cuts]:
     return known.network, ((alignment, pruned(known, alignment)) for alignment in ALIGNMENTS)
 
 
-def from_files(dense: str, *files: str) -> tuple[Network, Cuts]:
-    """A checkpoint, and what legr cut from it; in the order of the files."""
-    networks = [open_network(file) for file in files]
-    by_alignment = groupby(networks, key=lambda network: str(network.notes["align"]))
-    return open_network(dense, str(networks[0].arch)), by_alignment
+def from_files(python: Path, folder: Path, dense: str, *files: str) -> None:
+    """Print JSON of a checkpoint and of what legr cut from it, in the order of the files."""
+    arch = open_network(files[0]).arch
+    rows = []
+    for file in (dense, *files):
+        network = open_network(file, usual=arch)
+        flops = count_flops(network.model, network.input_shape)
+        count = instructions(python, folder, network)
+        rows.append({"file": file, "flops": flops, "instructions": count})
+    print(json.dumps({"arch": str(arch), "models": rows}, indent=2))
 
 
 def main(place: str, *names: str) -> None:
@@ -133,11 +138,10 @@ def main(place: str, *names: str) -> None:
         sys.exit(f"a57: {place} has no emulated core: make one with scripts/a57 {place}")
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
+        if names and Path(names[0]).is_file():
+            return from_files(python, Path(folder), *names)
         row("network", "alignment", "FLOPs kept", "instructions (G)", "over dense", "slope")
         row(*["---"] * 6)
-        if names and Path(names[0]).is_file():
-            measure(*from_files(*names), python, Path(folder))
-            return
         for name in names or NETWORKS:
             measure(*at_random(name), python, Path(folder))
 

@@ -75,10 +75,13 @@ class Bench:
         self.legr("learn", *given, result=out.with_suffix(".learned.json"))
         return out
 
-    def prune(self, arch: str, ranking: Path, share: object, out: Path, *align: object) -> Path:
-        """A network, or a folder of them."""
+    def prune(
+        self, arch: str, ranking: object, share: object, out: Path, align: object = 1
+    ) -> Path:
+        """A network, or a folder of them; without a ranking by plain norms."""
         if not out.exists():
-            cut = ("--ranking", ranking, "--flops", share, *(align or EXACT), "--out", out)
+            by = ("--ranking", ranking) if ranking else ()
+            cut = (*by, "--flops", share, "--align", align, "--out", out)
             self.legr("prune", *self.dense(arch), *cut)
         return out
 
@@ -141,35 +144,35 @@ def taught(bench: Bench) -> None:
 
 
 def best(bench: Bench) -> None:
-    """ResNet-56 at 47 % as good as 20 epochs make it: learned there, in blocks of 8, taught."""
-    folder, align = bench.folder("best"), ("--align", 8)
-    search = ("--flops", 0.47, "--fitness", "bn", "--candidates", 120, "--val-images", 2000)
-    ranking = bench.learn(folder / "ranking.json", "resnet56", *search, *align)
-    net = bench.prune("resnet56", ranking, 0.47, folder / "best.safetensors", *align)
-    bench.tune(net, 20, "--teacher", bench.dense("resnet56")[0])
+    """ResNet-56 at 47 % as good as 20 epochs make it: learned there, in blocks of 4, taught."""
+    folder, align = bench.folder("best"), 4
+    search = ("--flops", 0.47, "--fitness", "bn", "--candidates", 160, "--val-images", 2000)
+    ranking = bench.learn(folder / "ranking.json", "resnet56", *search, "--align", align)
+    net = bench.prune("resnet56", ranking, 0.47, folder / "best.safetensors", align)
+    bench.tune(net, 20, "--teacher", bench.dense("resnet56")[0], "--all-images")
 
 
-RANKINGS = {
-    "resnet20": "resnet20/seed0/rankings/legr-seed0.json",
-    "resnet56": "resnet56/rankings/legr-seed0.json",
+CUTS = {  # budgets of the networks that are timed, and where LeGR's ranking is
+    "resnet20": (BUDGETS, "resnet20/seed0/rankings/legr-seed0.json"),
+    "resnet56": ("0.2,0.47", "resnet56/rankings/legr-seed0.json"),
 }
 
 
 def _cuts(bench: Bench, arch: str, *aligns: str) -> list[Path]:
-    """The networks of a ranking at all budgets, aligned and not."""
-    folder, ranking = bench.folder("latency"), bench.out / RANKINGS[arch]
+    """The networks of every method and budget, aligned and not."""
+    shares, learned = CUTS[arch]
+    rankings = {"legr": bench.out / learned, "norm": None, "uniform": "uniform"}
     nets = []
-    for align in aligns:
-        into = bench.prune(
-            arch, ranking, BUDGETS, folder / f"{arch}-align-{align}", "--align", align
-        )
-        nets += sorted(into.glob("*.safetensors"))
+    for method, ranking in rankings.items():
+        for align in aligns:
+            into = bench.folder(f"latency/{arch}") / f"{method}-align-{align}"
+            nets += sorted(bench.prune(arch, ranking, shares, into, align).glob("*.safetensors"))
     return nets
 
 
 def latency(bench: Bench) -> None:
-    """All budgets, aligned and not, on this CPU."""
-    for arch in RANKINGS:
+    """All of them on this CPU."""
+    for arch in CUTS:
         result = bench.folder("latency") / f"{arch}-bench.json"
         against = ("--against", bench.dense(arch)[0], "--seconds", 2)
         if not result.exists():
@@ -181,8 +184,8 @@ def a57(bench: Bench) -> None:
     if bench.a57 is None:
         sys.exit("a57 needs an emulated core: scripts/a57 DIR, then --a57 DIR")
     counter = Path(__file__).parents[1] / "a57.py"
-    for arch in RANKINGS:
-        result = bench.folder("latency") / f"{arch}-a57.md"
+    for arch in CUTS:
+        result = bench.folder("latency") / f"{arch}-a57.json"
         if result.exists():
             continue
         nets = [bench.dense(arch)[0], *map(str, _cuts(bench, arch, "arm", "1"))]

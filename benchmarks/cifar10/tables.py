@@ -128,25 +128,34 @@ def candidates(raw: Path) -> str:
 
 
 def latency(raw: Path) -> str:
-    """This CPU, aligned and not; and the emulated A57."""
+    """Latency on this CPU and instructions on the A57, over dense, by method and budget."""
     parts = []
     for arch in ("resnet20", "resnet56"):
         data = data_of(raw / f"latency/{arch}-bench.json")
-        models = data["models"]
-        most = models[0]
-        rows = []
-        for model in models[1:]:
-            flops, ratio = model["flops"] / most["flops"], model["ratio"]
-            align = Path(model["file"]).parent.name.rpartition("-")[2]
-            slope = (1 - ratio) / (1 - flops)
-            rows.append([align, f"{flops:.1%}", f"{model['median_ms']:.3f}", f"{ratio:.3f}"])
-            rows[-1].append(f"{slope:.2f}")
-        name = f"{arch}, dense {most['median_ms']:.3f} ms"
-        parts.append(grid([f"`--align`, {name}", "FLOPs", "ms", "over dense", "slope"], rows))
-        counts = raw / f"latency/{arch}-a57.md"
-        if counts.exists():
-            parts.append(counts.read_text(encoding="utf-8").strip())
+        name = f"{arch}: latency over dense ({data['models'][0]['median_ms']:.3f} ms)"
+        parts.append(_over_dense(name, data["models"], "median_ms"))
+        counted = raw / f"latency/{arch}-a57.json"
+        if counted.exists():
+            models = data_of(counted)["models"]
+            name = f"{arch}: A57 instructions over dense ({models[0]['instructions'] / 1e6:.1f} M)"
+            parts.append(_over_dense(name, models, "instructions"))
     return "\n\n".join(parts)
+
+
+def _over_dense(name: str, models: list[dict], key: str) -> str:
+    """A line for each method and alignment, a column for each target, slopes in brackets."""
+    dense, *rest = models
+    lines: dict[str, dict[int, str]] = {}
+    for model in rest:
+        path = Path(model["file"])
+        share = int(path.stem.rpartition("flops")[2])
+        ratio = model.get("ratio", model[key] / dense[key])
+        slope = (1 - ratio) / (1 - model["flops"] / dense["flops"])
+        method = path.parent.name.replace("-align-", ", `--align ") + "`"
+        lines.setdefault(method, {})[share] = f"{ratio:.2f} ({slope:.2f})"
+    shares = sorted({share for line in lines.values() for share in line})
+    rows = [[method, *(line.get(share, "") for share in shares)] for method, line in lines.items()]
+    return grid([name, *(f"{share} %" for share in shares)], rows)
 
 
 PARTS: dict[str, Callable[[Path], str]] = {

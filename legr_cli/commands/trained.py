@@ -102,7 +102,7 @@ class _View:
         done = line["epoch"] * self.run.steps
         facts = [
             f"loss {line['train_loss']:.4f}",
-            f"validation {line['accuracy']:.2%}",
+            f"{'validation' if self.run.data.held_out else 'some of them'} {line['accuracy']:.2%}",
             f"{line['images_per_second']:.0f} images/s",
             *self.pace.left(done, self.total * self.run.steps),
             *self._best(),
@@ -111,9 +111,9 @@ class _View:
         self.live.show(done, title, facts, tell=True)
 
     def _best(self) -> list[str]:
-        """`best 91.20% (#3)`, once there is one."""
+        """`best 91.20% (#3)`, once there is one, and images to tell it by."""
         best = self.run.standing
-        if not best["best_epoch"]:
+        if not best["best_epoch"] or not self.run.data.held_out:
             return []
         return [f"best {best['best_accuracy']:.2%} (#{best['best_epoch']:.0f})"]
 
