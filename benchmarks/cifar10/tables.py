@@ -58,15 +58,12 @@ def resnet56(raw: Path) -> str:
         cells = [row["method"], f"{kept:.1%}", f"{row['params'] / 1e3:.0f} k"]
         cells += [percent(row["before"]), percent(row["accuracy"])]
         rows.append([*cells, f"{row['pruning']['seconds']:.0f}", f"{row['tuning']['seconds']:.0f}"])
-    extra = {
-        "legr, 2 epochs, taught": raw / "taught/resnet56-47-tuned.json",
-        "best: learned at 47 %, 20 epochs, taught": raw / "best/best-tuned.json",
-    }
-    for name, path in extra.items():
-        if path.exists():
-            made = data_of(path)
-            cells = [name, "≤ 47 %", "", "", percent(made["test"]["accuracy"]), ""]
-            rows.append([*cells, f"{made['seconds']:.0f}"])
+    taught = raw / "taught/resnet56-47-tuned.json"
+    if taught.exists():
+        keys = [(row["method"], row["share"]) for row in data["rows"]]
+        twin, made = rows[keys.index(("legr", 0.47))], data_of(taught)
+        after = percent(made["test"]["accuracy"])
+        rows.append(["legr, `--teacher`", *twin[1:4], after, twin[5], f"{made['seconds']:.0f}"])
     head = ["", "FLOPs", "parameters", "before, %", "after, %", "learning, s", "tuning, s"]
     return f"`{data['command']}`\n\n{grid(head, rows)}"
 
@@ -78,9 +75,13 @@ def zeta(raw: Path) -> str:
         raise FileNotFoundError(raw / "zeta")
     shares = sorted({row["share"] for rows in found.values() for row in rows})
     lines = []
-    for name, rows in found.items():
+    rows = data_of(raw / "resnet20/seed0/compare.json")["rows"]
+    known = {"legr": "20 % and 40 %, as above", "uniform": "uniform, as above"}
+    named = {f"{name} %": rows for name, rows in found.items()}
+    named |= {name: [r for r in rows if r["method"] == key] for key, name in known.items()}
+    for name, rows in named.items():
         reached = {row["share"]: percent(row["accuracy"]) for row in rows}
-        lines.append([f"{name} %", *(reached.get(share, "") for share in shares)])
+        lines.append([name, *(reached.get(share, "") for share in shares)])
     return grid(["learned at", *(f"{share:.0%}" for share in shares)], lines)
 
 
