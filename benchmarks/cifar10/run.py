@@ -13,6 +13,7 @@ each (OMP_NUM_THREADS=1):
     resnet56 → taught                      47 % and 20 %; and with the dense network as a teacher
     best → there                           ResNet-56 at 47 % as good as 20 epochs make it; and its
                                            ranking, learned there, tuned as briefly as the others
+    taught, best → slower                  the same at lower rates
     resnet20-0, resnet56 → latency → a57   on this CPU; instructions on an emulated Cortex-A57
 
 Raw outputs stay in `results`; weights are not committed.
@@ -86,9 +87,9 @@ class Bench:
             self.legr("prune", *self.dense(arch), *cut)
         return out
 
-    def tune(self, net: Path, epochs: int, *words: object) -> None:
+    def tune(self, net: Path, epochs: int, *words: object, name: str = "tuned") -> None:
         """Fine-tune a network; beside it what came of it."""
-        out = net.with_name(f"{net.stem}-tuned.safetensors")
+        out = net.with_name(f"{net.stem}-{name}.safetensors")
         args = (*TUNE, "--epochs", epochs, *words, "--resume", "--out", out)
         self.legr("finetune", net, *self.data, *args, result=out.with_suffix(".json"))
 
@@ -151,6 +152,14 @@ def best(bench: Bench) -> None:
     ranking = bench.learn(folder / "ranking.json", "resnet56", *search, "--align", align)
     net = bench.prune("resnet56", ranking, 0.47, folder / "best.safetensors", align)
     bench.tune(net, 20, "--teacher", bench.dense("resnet56")[0], "--all-images")
+
+
+def slower(bench: Bench) -> None:
+    """The two that are taught, at lower rates."""
+    taught = ("--teacher", bench.dense("resnet56")[0], "--lr")
+    brief, long = bench.out / "taught/resnet56-47.safetensors", bench.out / "best/best.safetensors"
+    bench.tune(brief, 2, *taught, 0.015, name="slower")
+    bench.tune(long, 20, *taught, 0.02, "--all-images", name="slower")
 
 
 def there(bench: Bench) -> None:
@@ -232,7 +241,7 @@ STAGES: dict[str, Callable[[Bench], None]] = {
     **{f"zeta{share * 100:.0f}": partial(zeta, share) for share in (0.2, 0.4, 0.6, 0.8)},
     **{
         stage.__name__: stage
-        for stage in (tau, candidates, resnet56, taught, best, there, latency, a57)
+        for stage in (tau, candidates, resnet56, taught, best, slower, there, latency, a57)
     },
 }
 
