@@ -8,7 +8,7 @@ journals of their own. Stages without an arrow to each other can run side by sid
 each (OMP_NUM_THREADS=1):
 
     resnet20-0, resnet20-1, resnet20-2     LeGR, uniform and norm at seven budgets, a seed each
-    zeta20 … zeta80                        rankings learned at one share, used at all budgets
+    zeta20 … zeta80, zeta20-80             rankings learned at one share or two, used at all budgets
     tau, candidates                        what a fitness tells, what more candidates bring
     resnet56 → taught                      47 % and 20 %; and with the dense network as a teacher
     best → there                           ResNet-56 at 47 % as good as 20 epochs make it; and its
@@ -101,11 +101,12 @@ def resnet20(seed: int, bench: Bench) -> None:
     bench.compare(f"resnet20/seed{seed}", "resnet20", *methods, *search, *TUNE, "--epochs", 1)
 
 
-def zeta(share: float, bench: Bench) -> None:
-    """ResNet-20: a ranking learned at one share, used at all budgets."""
-    search = ("--search-flops", share, *SEARCH, 25, "--candidates", 40)
+def zeta(name: str, bench: Bench) -> None:
+    """ResNet-20: a ranking learned at one share, or at two, used at all budgets."""
+    shares = ",".join(f"0.{share}".rstrip("0") for share in name.split("-"))
+    search = ("--search-flops", shares, *SEARCH, 25, "--candidates", 40)
     words = ("--methods", "legr", *EXACT, *search, *TUNE, "--epochs", 1)
-    bench.compare(f"zeta/{share * 100:.0f}", "resnet20", *words)
+    bench.compare(f"zeta/{name}", "resnet20", *words)
 
 
 def tau(bench: Bench) -> None:
@@ -238,7 +239,7 @@ def _candidates(ranking: Path, numbers: Iterable[int], folder: Path) -> list[Pat
 
 STAGES: dict[str, Callable[[Bench], None]] = {
     **{f"resnet20-{seed}": partial(resnet20, seed) for seed in range(3)},
-    **{f"zeta{share * 100:.0f}": partial(zeta, share) for share in (0.2, 0.4, 0.6, 0.8)},
+    **{f"zeta{name}": partial(zeta, name) for name in ("20", "40", "60", "80", "20-80")},
     **{
         stage.__name__: stage
         for stage in (tau, candidates, resnet56, taught, best, slower, there, latency, a57)

@@ -80,7 +80,7 @@ def zeta(raw: Path) -> str:
     lines = []
     rows = data_of(raw / "resnet20/seed0/compare.json")["rows"]
     known = {"legr": "20 % and 40 %, as above", "uniform": "uniform, as above"}
-    named = {f"{name} %": rows for name, rows in found.items()}
+    named = {name.replace("-", " % and ") + " %": rows for name, rows in found.items()}
     named |= {name: [r for r in rows if r["method"] == key] for key, name in known.items()}
     for name, rows in named.items():
         reached = {row["share"]: percent(row["accuracy"]) for row in rows}
