@@ -14,7 +14,8 @@ each (OMP_NUM_THREADS=1):
     best → there                           ResNet-56 at 47 % as good as 20 epochs make it; and its
                                            ranking, learned there, tuned as briefly as the others
     taught, best → slower                  the same at lower rates
-    resnet20-0, resnet56 → latency → a57   on this CPU; instructions on an emulated Cortex-A57
+    resnet20-0, resnet56, best → latency   all methods on this CPU, and (a57, with --a57 DIR) in
+    resnet20-0, resnet56, best → a57       instructions of an emulated Cortex-A57
 
 Raw outputs stay in `results`; weights are not committed.
 """
@@ -184,6 +185,9 @@ def _cuts(bench: Bench, arch: str, *aligns: str) -> list[Path]:
         for align in aligns:
             into = bench.folder(f"latency/{arch}") / f"{method}-align-{align}"
             nets += sorted(bench.prune(arch, ranking, shares, into, align).glob("*.safetensors"))
+    if arch == "resnet56":  # the best one has a ranking and blocks of its own
+        net = bench.folder("latency/resnet56/best-align-4") / "resnet56-flops47.safetensors"
+        nets.append(bench.prune(arch, bench.out / "best/ranking.json", 0.47, net, 4))
     return nets
 
 
