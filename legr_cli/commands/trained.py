@@ -100,9 +100,11 @@ class _View:
     def epoch(self, line: "Line") -> None:
         """The end of one."""
         done = line["epoch"] * self.run.steps
+        data = self.run.data
+        measured = "validation" if data.held_out else f"{len(data.validation)} of them"
         facts = [
             f"loss {line['train_loss']:.4f}",
-            f"{'validation' if self.run.data.held_out else 'some of them'} {line['accuracy']:.2%}",
+            f"{measured} {line['accuracy']:.2%}",
             f"{line['images_per_second']:.0f} images/s",
             *self.pace.left(done, self.total * self.run.steps),
             *self._best(),
