@@ -24,9 +24,9 @@ from legr_cli.channels import apply
 from legr_cli.cost import count_flops
 from legr_cli.deploy import core
 from legr_cli.deploy.bench import Point, fitted_slope
-from legr_cli.deploy.onnx import export
-from legr_cli.networks import Network, open_network
-from legr_cli.pruning import Study, plans, study
+from legr_cli.deploy.export import export
+from legr_cli.models.network import Network, open_network
+from legr_cli.pruning import Analysis, analyze, plans
 from legr_cli.settings import Prune, parse_align
 from legr_cli.targets import Target
 
@@ -72,12 +72,12 @@ def instructions(python: Path, folder: Path, network: Network) -> int:
     return min(counts[1:])  # the first is of all that comes before the runs
 
 
-def pruned(known: Study, alignment: str) -> Iterator[Network]:
+def pruned(analysis: Analysis, alignment: str) -> Iterator[Network]:
     """The networks that an uneven ranking leaves at each target."""
     targets = tuple(Target("flops", share) for share in SHARES)
     settings = Prune(targets=targets, align=parse_align(alignment), min_keep=0.1)
-    for kept in plans(known, uneven(known, 0), settings):
-        yield replace(known.network, model=apply(known.units, kept))
+    for kept in plans(analysis, uneven(analysis, 0), settings):
+        yield replace(analysis.network, model=apply(analysis.units, kept))
 
 
 def row(*cells: str) -> None:
@@ -115,8 +115,8 @@ def measure(whole: Network, cuts: Cuts, python: Path, folder: Path) -> None:
 
 def at_random(name: str) -> tuple[Network, Cuts]:
     """An architecture without weights, and what an uneven ranking leaves of it."""
-    known = study(open_network(f"random:{name}"))
-    return known.network, ((alignment, pruned(known, alignment)) for alignment in ALIGNMENTS)
+    analysis = analyze(open_network(f"random:{name}"))
+    return analysis.network, ((alignment, pruned(analysis, alignment)) for alignment in ALIGNMENTS)
 
 
 def from_files(python: Path, folder: Path, dense: str, *files: str) -> None:

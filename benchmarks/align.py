@@ -13,10 +13,10 @@ import numpy as np
 from legr_cli.channels import apply
 from legr_cli.deploy.bench import Point
 from legr_cli.deploy.board import Board, here
-from legr_cli.deploy.onnx import exported
+from legr_cli.deploy.export import exported
 from legr_cli.errors import BudgetError
-from legr_cli.networks import open_network
-from legr_cli.pruning import Study, plans, study
+from legr_cli.models.network import open_network
+from legr_cli.pruning import Analysis, analyze, plans
 from legr_cli.ranking import Ranking, Row, identity
 from legr_cli.settings import BLOCKS, Align, Prune, this_cpu
 from legr_cli.targets import Target
@@ -26,32 +26,32 @@ RULES = {"1": (1, 0), "16": (16, 0), "F=1": (0, 1), "F=2": (0, 2), "F=4": (0, 4)
 SHARES = (0.7, 0.5, 0.3)
 
 
-def uneven(known: Study, seed: int = 0) -> Ranking:
+def uneven(analysis: Analysis, seed: int = 0) -> Ranking:
     """Rows as a search leaves them: each layer scaled at random."""
     rng = np.random.default_rng(seed)
-    rows = identity(known.filters).rows
+    rows = identity(analysis.filters).rows
     sizes = np.array([row.filters for row in rows])
-    means = np.bincount(known.filters.layer, known.filters.norm2) / sizes
+    means = np.bincount(analysis.filters.layer, analysis.filters.norm2) / sizes
     scales = np.exp(rng.normal(0, 0.5, len(rows))) / means
     pairs = zip(rows, scales.tolist(), strict=True)
     return Ranking(tuple(Row(row.name, row.filters, scale) for row, scale in pairs))
 
 
 def timed(
-    board: Board, known: Study, ranking: Ranking, aligns: dict[str, Align], seconds: float
+    board: Board, analysis: Analysis, ranking: Ranking, aligns: dict[str, Align], seconds: float
 ) -> dict[str, dict[float, Point]]:
     """By rule and target, where a network comes out beside the dense one; all take turns."""
     wanted = {}
-    dense = board.load("dense", exported(known.network)[0])["flops"]
+    dense = board.load("dense", exported(analysis.network)[0])["flops"]
     for rule, align in aligns.items():
         for share in SHARES:
             settings = Prune(targets=(Target("flops", share),), align=align)
             try:
-                [kept] = plans(known, ranking, settings)
+                [kept] = plans(analysis, ranking, settings)
             except BudgetError as error:
-                print(known.network.arch, rule, share, error)
+                print(analysis.network.arch, rule, share, error)
                 continue
-            smaller = replace(known.network, model=apply(known.units, kept))
+            smaller = replace(analysis.network, model=apply(analysis.units, kept))
             facts = board.load(f"{rule} {share}", exported(smaller)[0])
             wanted[facts["name"]] = (rule, share, facts["flops"] / dense)
     measured = board.measure(["dense", *wanted], seconds)["models"]
@@ -70,8 +70,8 @@ def main() -> None:
     aligns = {rule: Align(rule, fixed or block, f) for rule, (fixed, f) in RULES.items()}
     with Board(here()) as board:
         for name in sys.argv[1:] or NETWORKS:
-            known = study(open_network(f"random:{name}"))
-            for rule, line in timed(board, known, uneven(known), aligns, 2.0).items():
+            analysis = analyze(open_network(f"random:{name}"))
+            for rule, line in timed(board, analysis, uneven(analysis), aligns, 2.0).items():
                 for share, point in line.items():
                     print(
                         f"{name:20} {share:.1f} {rule:4} flops {point.flops:.3f} "

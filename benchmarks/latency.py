@@ -22,8 +22,8 @@ from align import SHARES, timed, uneven
 
 from legr_cli.deploy.bench import Point
 from legr_cli.deploy.board import Board, here
-from legr_cli.networks import open_network
-from legr_cli.pruning import study
+from legr_cli.models.network import open_network
+from legr_cli.pruning import analyze
 from legr_cli.settings import parse_align
 
 NETWORKS = ("mobilenet_v2", "resnet18", "resnet50")
@@ -52,9 +52,11 @@ def slopes() -> Iterator[str]:
     yield "|---|---|---|"
     aligns = {"auto": parse_align("auto"), "1": parse_align("1")}
     for name in NETWORKS:
-        known = study(open_network(f"random:{name}"))
+        analysis = analyze(open_network(f"random:{name}"))
         with Board(here()) as board:
-            found = [timed(board, known, uneven(known, i), aligns, 2.0) for i in range(RANKINGS)]
+            found = [
+                timed(board, analysis, uneven(analysis, i), aligns, 2.0) for i in range(RANKINGS)
+            ]
         for share in SHARES:
             cells = (cell([one[rule][share] for one in found]) for rule in aligns)
             yield f"| {name}, {share:.0%} | {' | '.join(cells)} |"

@@ -15,24 +15,24 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
+from legr_cli.data.batches import Serving, endless, shuffled
+from legr_cli.data.dataset import open_data, parse_statistics
 from legr_cli.journal import journal
-from legr_cli.networks import kept_channels, open_network
-from legr_cli.pruning import plans, study
+from legr_cli.models.network import kept_channels, open_network
+from legr_cli.pruning import analyze, plans
 from legr_cli.ranking import identity
-from legr_cli.search.crew import processes
-from legr_cli.search.fitness import Workbench
+from legr_cli.search.fitness import CandidateEvaluator
 from legr_cli.search.history import HISTORY
-from legr_cli.search.learn import Progress, search
-from legr_cli.search.session import Session
+from legr_cli.search.run import Progress, search
+from legr_cli.search.setup import SearchSetup
+from legr_cli.search.workers import processes
 from legr_cli.settings import FITNESS, Search, parse_align
-from legr_cli.training.batches import Serving, endless, shuffled
-from legr_cli.training.data import open_data, parse_statistics
 from legr_cli.training.loop import sgd
 
 CPU = torch.device("cpu")
 
 
-def run(session: Session) -> list[tuple[float, dict]]:
+def run(session: SearchSetup) -> list[tuple[float, dict]]:
     """A search; the moment at which each candidate was done, and its line."""
     moments: list[tuple[float, dict]] = []
 
@@ -43,14 +43,14 @@ def run(session: Session) -> list[tuple[float, dict]]:
         tempfile.TemporaryDirectory() as folder,
         journal(Path(folder, "h.jsonl"), HISTORY, session.header(), resume=False) as book,
     ):
-        crew = session.crew()
-        way = session.way(session.known, session.settings)
-        search(session.known, session.settings, way, crew, book, note, print)
-        crew.dismiss()
+        pool = session.pool()
+        way = session.way(session.analysis, session.settings)
+        search(session.analysis, session.settings, way, pool, book, note, print)
+        pool.shutdown()
     return moments
 
 
-def overhead(session: Session) -> None:
+def overhead(session: SearchSetup) -> None:
     """Share of a candidate's time that is neither training nor measuring."""
     begin = time.perf_counter()
     moments = run(session)
@@ -64,7 +64,7 @@ def overhead(session: Session) -> None:
     print(f"overhead: {share:.2%} of {each:.2f} s a candidate (and {start:.2f} s once)")
 
 
-def workers(session: Session, rounds: int = 2) -> None:
+def workers(session: SearchSetup, rounds: int = 2) -> None:
     """Candidates an hour of one process with all threads, and of a process for each core."""
     cores = os.cpu_count() or 1
     rates: dict[int, list[float]] = {1: [], cores: []}
@@ -78,22 +78,22 @@ def workers(session: Session, rounds: int = 2) -> None:
     print(f"ratio: {median(rates[cores]) / median(rates[1]):.2f}")
 
 
-def kinds(session: Session) -> None:
+def kinds(session: SearchSetup) -> None:
     """Seconds a candidate by kind of fitness."""
-    known, settings = session.known, session.settings
-    [kept] = plans(known, identity(known.filters), settings.cut)
+    analysis, settings = session.analysis, session.settings
+    [kept] = plans(analysis, identity(analysis.filters), settings.cut)
     seconds = {}
     for kind, steps in FITNESS.items():
         job = replace(session, settings=replace(settings, fitness=kind, steps=steps)).job()
-        found = Workbench(job).try_out(kept_channels(known.units, kept))
+        found = CandidateEvaluator(job).evaluate_candidate(kept_channels(analysis.units, kept))
         seconds[kind] = found.seconds
         print(f"--fitness {kind}: {found.seconds:.2f} s, accuracy {found.accuracy:.2%}")
     print(f"finetune / bn: {seconds['finetune'] / seconds['bn']:.1f}")
 
 
-def data_path(session: Session, steps: int = 8) -> None:
+def data_path(session: SearchSetup, steps: int = 8) -> None:
     """Share of a dense training step that its batch takes."""
-    model = session.known.network.model.to(memory_format=torch.channels_last).train()
+    model = session.analysis.network.model.to(memory_format=torch.channels_last).train()
     optimizer = sgd(model, 0.01)
     part, feed, generator = session.data.train, session.data.feed, torch.Generator()
     batches = endless(lambda: shuffled(part, Serving(feed, 128, CPU), generator))
@@ -112,33 +112,33 @@ def data_path(session: Session, steps: int = 8) -> None:
     print(f"a batch: {batch * 1e3:.1f} ms, {batch / step:.1%} of a step of {step:.2f} s")
 
 
-def memory(session: Session) -> None:
+def memory(session: SearchSetup) -> None:
     """What one more worker adds (proportional set size, so that shared pages count once)."""
-    known = session.known
-    [kept] = plans(known, identity(known.filters), session.settings.cut)
-    channels = kept_channels(known.units, kept)
-    crew = processes(session.job(), 2, 1)
-    for future in [crew.submit(channels) for _ in range(2)]:
+    analysis = session.analysis
+    [kept] = plans(analysis, identity(analysis.filters), session.settings.cut)
+    channels = kept_channels(analysis.units, kept)
+    pool = processes(session.job(), 2, 1)
+    for future in [pool.submit(channels) for _ in range(2)]:
         future.result()
-    executor = crew._made[0] if crew._made else None
+    executor = pool._made[0] if pool._made else None
     for pid in getattr(executor, "_processes", {}):
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         sizes = dict(line.split()[:2] for line in rollup.splitlines()[1:])
         own, whole = (int(sizes[key]) / 1e6 for key in ("Pss:", "Rss:"))
         print(f"a worker: {own:.2f} GB, with all that it shares {whole:.2f}")
-    crew.dismiss()
+    pool.shutdown()
 
 
 def main(checkpoint: str, arch: str, data: str) -> None:
     """All of it."""
-    known = study(open_network(checkpoint, arch))
+    analysis = analyze(open_network(checkpoint, arch))
     found = open_data(
-        data, known.network.input_shape, seed=0, statistics=parse_statistics("imagenet")
+        data, analysis.network.input_shape, seed=0, statistics=parse_statistics("imagenet")
     )
     settings = Search(
         flops=(0.2,), candidates=8, population=8, sample=2, steps=20, align=parse_align("auto")
     )
-    session = Session(known, found, settings, "cpu")
+    session = SearchSetup(analysis, found, settings, "cpu")
     data_path(session)
     overhead(session)
     quick = replace(settings, fitness="bn", steps=8, candidates=14)

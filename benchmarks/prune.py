@@ -22,7 +22,7 @@ import torch
 from legr_cli.channels import apply, couple
 from legr_cli.cost import count_flops, price
 from legr_cli.cut import arrange, cut
-from legr_cli.networks import Network, kept_channels, open_network, save_network
+from legr_cli.models.network import Network, kept_channels, open_network, write_network
 from legr_cli.ranking import filters, identity, importance
 from legr_cli.settings import Align
 
@@ -41,13 +41,13 @@ def ours(network: Network, folder: Path) -> tuple[float, dict[float, float]]:
     model, shape = network.model, network.input_shape
     traced, units = timed(lambda: couple(model, shape))
     priced, cost = timed(lambda: price(units))
-    normed, known = timed(lambda: filters(units))
+    normed, analysis = timed(lambda: filters(units))
     decisions, cuts, reached = [], [], {}
     dense = cost.of(cost.flops, cost.sizes)
     for share in SHARES:
 
         def decide(share: float = share) -> object:
-            scores = importance(known, identity(known))
+            scores = importance(analysis, identity(analysis))
             blocks = arrange(units, cost, scores, 0.1, Align())
             return blocks.kept(cut(cost, blocks, cost.flops, share), cost)
 
@@ -57,7 +57,7 @@ def ours(network: Network, folder: Path) -> tuple[float, dict[float, float]]:
         def write(kept: object = kept, share: float = share) -> object:
             smaller = apply(units, kept)
             done = Network(smaller, network.arch, shape, kept_channels(units, kept))
-            save_network(done, folder / f"{share}.safetensors")
+            write_network(done, folder / f"{share}.safetensors")
             return smaller
 
         seconds, smaller = timed(write)
@@ -137,11 +137,11 @@ def main() -> None:
         )
         for shares in ("0.2:0.8:0.1", "0.2,0.3"):
             args = ("prune", "random:resnet50", "--flops", shares, "--out", str(folder / shares))
-            spent, memory = command(*args)
-            print(f"legr prune random:resnet50 --flops {shares}: {spent:.1f} s, {memory:.0f} MB")
+            effort, memory = command(*args)
+            print(f"legr prune random:resnet50 --flops {shares}: {effort:.1f} s, {memory:.0f} MB")
         for args in (("--help",), ("prune", "--help")):
-            spent = statistics.median(command(*args)[0] for _ in range(7))
-            print(f"legr {' '.join(args)}: {spent:.2f} s")
+            effort = statistics.median(command(*args)[0] for _ in range(7))
+            print(f"legr {' '.join(args)}: {effort:.2f} s")
 
 
 if __name__ == "__main__":

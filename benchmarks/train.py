@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import legr_cli
-from legr_cli.networks import open_network
-from legr_cli.training.data import Data, open_data
+from legr_cli.data.dataset import Data, open_data
+from legr_cli.models.network import open_network
 from legr_cli.training.devices import choose
-from legr_cli.training.finetune import Run
+from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.recipes import settings_of
-from legr_cli.training.team import Team
+from legr_cli.training.run import Run
 
 
 def bare(model: nn.Module, device: torch.device, batch: int, steps: int) -> Callable[[], float]:
@@ -50,7 +50,7 @@ def bare(model: nn.Module, device: torch.device, batch: int, steps: int) -> Call
 def ours(model: nn.Module, data: Data, device: torch.device, rounds: int) -> Callable[[], float]:
     """Images a second of an epoch of legr's, with data, rate and tally."""
     settings = settings_of("cifar", epochs=rounds + 1)
-    run = Run(model, data, settings, Team(device))
+    run = Run(model, data, settings, ProcessGroup(device))
     return lambda: run.advance(lambda _: None)["images_per_second"]
 
 

@@ -22,7 +22,7 @@ def load(path: "str | PathLike[str]", arch: str | None = None) -> "nn.Module":
 
     A file made from your own `module:factory` needs that name again as `arch`.
     """
-    from legr_cli.networks import open_network
+    from legr_cli.models.network import open_network
 
     return open_network(str(path), arch).model
 

@@ -20,10 +20,10 @@ from legr_cli.commands.demo import demo
 from legr_cli.commands.evaluate import evaluate
 from legr_cli.commands.finetune import finetune
 from legr_cli.commands.inspect import inspect
+from legr_cli.commands.invocation import WORDS
 from legr_cli.commands.learn import learn
 from legr_cli.commands.prune import prune
 from legr_cli.commands.report import report
-from legr_cli.commands.typed import WORDS
 from legr_cli.errors import LegrError
 
 PACKAGES = (

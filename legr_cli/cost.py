@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from legr_cli.channels.id_tensors import tensors
 from legr_cli.channels.trace import evaluating
-from legr_cli.channels.twins import tensors
 from legr_cli.channels.units import Kept, Units
 from legr_cli.errors import ModelError, first_line
 
@@ -65,7 +65,7 @@ def count_params(model: nn.Module) -> int:
 
 
 @dataclass(frozen=True)
-class Bill:
+class CostTerms:
     """One kind of cost: Σ coefficient × n[rows] × n[cols], plus what no plan changes."""
 
     coefficients: np.ndarray
@@ -87,8 +87,8 @@ class Cost:
     channels: np.ndarray  # channels of a layer that one unit of the group stands for
     per_unit: np.ndarray  # axes × groups: channels of the axis that go with one unit
     always: np.ndarray  # channels of the axis that always stay
-    flops: Bill
-    params: Bill
+    flops: CostTerms
+    params: CostTerms
     owners: tuple[str, ...]  # the layer, norm or pool of each term
 
     def counts(self, kept: Kept) -> np.ndarray:
@@ -99,28 +99,28 @@ class Cost:
         """Channels of every axis when `counts` units of each group are kept."""
         return self.per_unit @ counts + self.always
 
-    def of(self, bill: Bill, counts: np.ndarray) -> float:
+    def of(self, terms: CostTerms, counts: np.ndarray) -> float:
         """The cost of keeping this many units of each group."""
-        return float(bill.total(self.widths(counts)))
+        return float(terms.total(self.widths(counts)))
 
-    def one_more(self, bill: Bill, counts: np.ndarray, step: np.ndarray) -> np.ndarray:
+    def one_more(self, terms: CostTerms, counts: np.ndarray, step: np.ndarray) -> np.ndarray:
         """For each group, what `step` more of its units would cost."""
         widths = self.widths(counts)
-        more = bill.total(widths[:, None] + self.per_unit * step[None, :])
-        return more - float(bill.total(widths))
+        more = terms.total(widths[:, None] + self.per_unit * step[None, :])
+        return more - float(terms.total(widths))
 
-    def marginal(self, bill: Bill, counts: np.ndarray) -> np.ndarray:
+    def marginal(self, terms: CostTerms, counts: np.ndarray) -> np.ndarray:
         """By group, the derivative of the cost with respect to its count."""
         widths = self.widths(counts)
         slope = np.zeros(len(widths))
-        np.add.at(slope, bill.rows, bill.coefficients * widths[bill.cols])
-        np.add.at(slope, bill.cols, bill.coefficients * widths[bill.rows])
+        np.add.at(slope, terms.rows, terms.coefficients * widths[terms.cols])
+        np.add.at(slope, terms.cols, terms.coefficients * widths[terms.rows])
         return self.per_unit.T @ slope
 
     def flops_by_layer(self, counts: np.ndarray) -> dict[str, float]:
         """FLOPs of each layer, norm and pool."""
-        widths, bill = self.widths(counts), self.flops
-        each = bill.coefficients * widths[bill.rows] * widths[bill.cols]
+        widths, terms = self.widths(counts), self.flops
+        each = terms.coefficients * widths[terms.rows] * widths[terms.cols]
         found: dict[str, float] = {}
         for owner, flops in zip(self.owners, each.tolist(), strict=True):
             found[owner] = found.get(owner, 0.0) + flops
@@ -140,23 +140,23 @@ def price(units: Units) -> Cost:
     dense = per_unit @ sizes + always
     model = units.flow.traced
     totals = (count_flops(model, units.input_shape), count_params(model))
-    bills = []
+    terms_of = []
     for name, total in zip(("flops", "params"), totals, strict=True):
         coefficients = np.array([float(getattr(term, name)) for term in units.flow.terms])
-        bill = Bill(coefficients, np.array(rows), np.array(cols), 0.0)
-        rest = total - float(bill.total(dense))
+        terms = CostTerms(coefficients, np.array(rows), np.array(cols), 0.0)
+        rest = total - float(terms.total(dense))
         if rest < 0:
             raise ModelError(
                 f"fvcore counts {-rest:.0f} {name} fewer than the layers have: "
                 "does the network cut itself off, as by .data?"
             )
-        bills.append(Bill(coefficients, bill.rows, bill.cols, rest))
+        terms_of.append(CostTerms(coefficients, terms.rows, terms.cols, rest))
     channels = np.ones(len(sizes), int)
     for layer in units.flow.layers.values():
         each = per_unit[axes.number(units.of(layer.out))]
         channels = np.maximum(channels, each.astype(int))
     owners = tuple(term.owner for term in units.flow.terms)
-    return Cost(group_of, sizes, channels, per_unit, always, bills[0], bills[1], owners)
+    return Cost(group_of, sizes, channels, per_unit, always, terms_of[0], terms_of[1], owners)
 
 
 class _Axes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from legr_cli.channels.units import Kept, Units
-from legr_cli.cost import Bill, Cost
+from legr_cli.cost import Cost, CostTerms
 from legr_cli.errors import BudgetError
 from legr_cli.settings import Align
 
@@ -75,39 +75,54 @@ def _lines(units: Units, min_keep: float) -> list[tuple[np.ndarray, float]]:
     return own + [(line, 0.0) for line in units.lines]
 
 
-def cut(cost: Cost, blocks: Blocks, bill: Bill, share: float, what: str = "FLOPs") -> np.ndarray:
+def uniform_scores(importance: np.ndarray, group_of: np.ndarray) -> np.ndarray:
+    """Scores for uniform pruning: the share of its group that each unit ranks no worse than.
+
+    One threshold then cuts the same share of every group; the best unit of each scores 1.
+    """
+    order = np.lexsort((importance, group_of))  # by group, the least important first
+    sizes = np.bincount(group_of)
+    start = np.cumsum(sizes) - sizes
+    place = np.empty(len(order))
+    place[order] = np.arange(len(order)) - start[group_of[order]] + 1
+    return place / sizes[group_of]
+
+
+def cut(
+    cost: Cost, blocks: Blocks, terms: CostTerms, share: float, what: str = "FLOPs"
+) -> np.ndarray:
     """The blocks of each group to keep for at most `share` of the dense cost."""
-    dense = cost.of(bill, cost.sizes)
-    lowest = cost.of(bill, blocks.units(blocks.protected, cost))
+    dense = cost.of(terms, cost.sizes)
+    lowest = cost.of(terms, blocks.units(blocks.protected, cost))
     if lowest > share * dense:
         raise BudgetError(
             f"{share:g} of the {what} cannot be reached: the lowest is "
-            f"{floor(cost, blocks, bill):g}; "
+            f"{floor(cost, blocks, terms):g}; "
             "ask for that or more, or lower --min-keep or --align"
         )
     above = blocks.all
     for level in range(LEVELS - 1, -1, -1):
         at, here = level / LEVELS, blocks.protected
         if at * dense >= lowest:
-            here = _take(cost, blocks, bill, here, above, at * dense)
+            here = _take(cost, blocks, terms, here, above, at * dense)
         if share >= at + 1e-9:  # between two levels
-            return _take(cost, blocks, bill, here, above, share * dense)
+            return _take(cost, blocks, terms, here, above, share * dense)
         if share >= at - 1e-9:
             return here
         above = here
     raise AssertionError("unreachable")
 
 
-def floor(cost: Cost, blocks: Blocks, bill: Bill) -> float:
+def floor(cost: Cost, blocks: Blocks, terms: CostTerms) -> float:
     """The lowest share that can be asked for, in thousandths."""
-    share = cost.of(bill, blocks.units(blocks.protected, cost)) / cost.of(bill, cost.sizes)
+    share = cost.of(terms, blocks.units(blocks.protected, cost)) / cost.of(terms, cost.sizes)
     return float(np.ceil(share * 1000) / 1000)
 
 
 def _take(
     cost: Cost,
     blocks: Blocks,
-    bill: Bill,
+    terms: CostTerms,
     core: np.ndarray,
     limit: np.ndarray,
     budget: float,
@@ -115,7 +130,7 @@ def _take(
     """Add to `core`, up to `limit`, the best blocks that fit, then the best of the cheaper ones."""
     have, limit = core.copy(), limit.copy()
     budget = budget * (1 + 1e-12)
-    enough = ENOUGH * cost.of(bill, cost.sizes)
+    enough = ENOUGH * cost.of(terms, cost.sizes)
     while True:
         free = (blocks.place >= have[blocks.group]) & (blocks.place < limit[blocks.group])
         queue = blocks.group[free]
@@ -123,12 +138,12 @@ def _take(
         while low < high:
             middle = (low + high + 1) // 2
             trial = have + np.bincount(queue[:middle], minlength=len(have))
-            fits = cost.of(bill, blocks.units(trial, cost)) <= budget
+            fits = cost.of(terms, blocks.units(trial, cost)) <= budget
             low, high = (middle, high) if fits else (low, middle - 1)
         have = have + np.bincount(queue[:low], minlength=len(have))
         units = blocks.units(have, cost)
-        slack = budget - cost.of(bill, units)
+        slack = budget - cost.of(terms, units)
         if low == len(queue) or slack <= enough:
             return have
         step = np.minimum(blocks.step, cost.sizes - units)
-        limit = np.where(cost.one_more(bill, units, step) <= slack, limit, have)
+        limit = np.where(cost.one_more(terms, units, step) <= slack, limit, have)

@@ -35,7 +35,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Kind:
+class JournalFormat:
     """What a journal is about."""
 
     format: str
@@ -51,7 +51,7 @@ class Kind:
 class Journal:
     """An open journal; each line is on the disk before the work goes on."""
 
-    def __init__(self, file: FileIO, kind: Kind, lines: dict[int, Line]) -> None:
+    def __init__(self, file: FileIO, kind: JournalFormat, lines: dict[int, Line]) -> None:
         self._file, self._kind, self.lines = file, kind, lines
 
     def add(self, line: Line) -> None:
@@ -60,7 +60,7 @@ class Journal:
         self.lines[line[self._kind.key]] = line
 
 
-def read_header(path: Path, kind: Kind) -> Line | None:
+def read_header(path: Path, kind: JournalFormat) -> Line | None:
     """What a journal says was done; None if it does not exist or says nothing yet."""
     try:
         with path.open("rb", buffering=0) as file:
@@ -74,7 +74,7 @@ def read_header(path: Path, kind: Kind) -> Line | None:
 @contextlib.contextmanager
 def journal(
     path: Path,
-    kind: Kind,
+    kind: JournalFormat,
     header: Line,
     resume: bool,
     force: bool = False,
@@ -117,7 +117,7 @@ def _write(file: FileIO, line: Line) -> None:
         ) from error
 
 
-def _lock(file: FileIO, path: Path, kind: Kind) -> None:
+def _lock(file: FileIO, path: Path, kind: JournalFormat) -> None:
     """Two processes must not write one journal; the lock goes with the process."""
     try:
         import fcntl
@@ -132,7 +132,7 @@ def _lock(file: FileIO, path: Path, kind: Kind) -> None:
 
 
 def _read(
-    path: Path, kind: Kind, file: FileIO, keep: int | None = None
+    path: Path, kind: JournalFormat, file: FileIO, keep: int | None = None
 ) -> tuple[Line | None, dict[int, Line], int]:
     """Header, lines by number, and where the last whole line (that is kept) ends."""
     *whole, torn = file.read().split(b"\n")  # torn: nothing, or half a line
@@ -174,7 +174,7 @@ def is_score(value: Any) -> bool:
     )
 
 
-def _parsed(path: Path, kind: Kind, number: int, raw: bytes) -> Line:
+def _parsed(path: Path, kind: JournalFormat, number: int, raw: bytes) -> Line:
     """One line."""
     try:
         line = json.loads(raw)
@@ -186,7 +186,7 @@ def _parsed(path: Path, kind: Kind, number: int, raw: bytes) -> Line:
     raise kind.error(f"{path}, line {number} is damaged ({reason}): {kind.anew}") from None
 
 
-def _agree(path: Path, kind: Kind, then: Line, now: Line) -> None:
+def _agree(path: Path, kind: JournalFormat, then: Line, now: Line) -> None:
     """Refuse to go on with other work, and name all that differs."""
     differs = []
     for key, words in _WORDS.items():

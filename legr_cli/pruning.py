@@ -11,18 +11,17 @@ import numpy as np
 from torch import nn
 
 from legr_cli import __version__
-from legr_cli.baselines.uniform import even
 from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.check import disagreement
 from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params, price
-from legr_cli.cut import arrange, cut, floor
+from legr_cli.cut import arrange, cut, floor, uniform_scores
 from legr_cli.errors import LegrError, ModelError, SettingError
 from legr_cli.latency import Clock, Timing, fast_enough
+from legr_cli.models.checkpoints import fingerprint
+from legr_cli.models.network import Network, kept_channels
 from legr_cli.models.registry import Arch
-from legr_cli.models.weights import fingerprint
-from legr_cli.networks import Network, kept_channels
-from legr_cli.ranking import Filters, Ranking, filters, identity, importance, read_ranking
+from legr_cli.ranking import Filters, Ranking, collect_filters, identity, importance, read_ranking
 from legr_cli.settings import Align, Prune, parse_align
 from legr_cli.targets import Target
 
@@ -31,7 +30,7 @@ WORDS = {"flops": "FLOPs", "params": "parameters"}
 
 
 @dataclass(frozen=True)
-class Study:
+class Analysis:
     """A network, taken apart once for all its targets."""
 
     network: Network
@@ -56,64 +55,64 @@ class Pruned:
     timing: Timing | None  # where the target is a latency
 
 
-def study(network: Network) -> Study:
+def analyze(network: Network) -> Analysis:
     """Trace, tie and price a network."""
     units = couple(network.model, network.input_shape)
     cost = price(units)
-    flops, params = (round(cost.of(bill, cost.sizes)) for bill in (cost.flops, cost.params))
+    flops, params = (round(cost.of(terms, cost.sizes)) for terms in (cost.flops, cost.params))
     sha256 = fingerprint(network.model)
-    return Study(network, units, cost, filters(units), flops, params, sha256)
+    return Analysis(network, units, cost, collect_filters(units), flops, params, sha256)
 
 
-def ranking_for(known: Study, name: str | os.PathLike[str] | None) -> Ranking:
+def resolve_ranking(analysis: Analysis, name: str | os.PathLike[str] | None) -> Ranking:
     """The ranking in a file, "uniform", or α = 1, κ = 0."""
     if name is None or name == "uniform":
-        return replace(identity(known.filters), method=name or "norm")
-    return read_ranking(Path(name), known.filters)
+        return replace(identity(analysis.filters), method=name or "norm")
+    return read_ranking(Path(name), analysis.filters)
 
 
-def _scores(known: Study, ranking: Ranking) -> np.ndarray:
+def _scores(analysis: Analysis, ranking: Ranking) -> np.ndarray:
     """By unit, what the cut sorts by."""
-    scores = importance(known.filters, ranking)
-    return even(scores, known.cost.group_of) if ranking.method == "uniform" else scores
+    scores = importance(analysis.filters, ranking)
+    return uniform_scores(scores, analysis.cost.group_of) if ranking.method == "uniform" else scores
 
 
 def plans(
-    known: Study, ranking: Ranking, settings: Prune, clock: Clock | None = None
+    analysis: Analysis, ranking: Ranking, settings: Prune, clock: Clock | None = None
 ) -> list[Kept]:
     """The units to keep for each target; all are decided before anything is cut.
 
     A latency is a matter of measuring: `clock` times a plan.
     """
-    _check_width(known, settings.align)
-    scores = _scores(known, ranking)
-    blocks = arrange(known.units, known.cost, scores, settings.min_keep, settings.align)
-    bills = {"flops": known.cost.flops, "params": known.cost.params}
+    _check_width(analysis, settings.align)
+    scores = _scores(analysis, ranking)
+    blocks = arrange(analysis.units, analysis.cost, scores, settings.min_keep, settings.align)
+    terms_of = {"flops": analysis.cost.flops, "params": analysis.cost.params}
 
     def at(what: str, share: float) -> Kept:
-        counts = cut(known.cost, blocks, bills[what], share, WORDS[what])
-        return blocks.kept(counts, known.cost)
+        counts = cut(analysis.cost, blocks, terms_of[what], share, WORDS[what])
+        return blocks.kept(counts, analysis.cost)
 
     def decided(target: Target) -> Kept:
         if not target.timed:
             return at(target.what, target.value)
         assert clock is not None
-        least = floor(known.cost, blocks, known.cost.flops)
+        least = floor(analysis.cost, blocks, analysis.cost.flops)
         return fast_enough(target, lambda share: at("flops", share), least, clock)
 
     return [decided(target) for target in settings.targets]
 
 
-def lowest_share(known: Study, align: Align, min_keep: float = 0.1) -> float:
+def lowest_share(analysis: Analysis, align: Align, min_keep: float = 0.1) -> float:
     """The lowest share of FLOPs that a target may ask for."""
-    scores = importance(known.filters, identity(known.filters))
-    blocks = arrange(known.units, known.cost, scores, min_keep, align)
-    return floor(known.cost, blocks, known.cost.flops)
+    scores = importance(analysis.filters, identity(analysis.filters))
+    blocks = arrange(analysis.units, analysis.cost, scores, min_keep, align)
+    return floor(analysis.cost, blocks, analysis.cost.flops)
 
 
-def _check_width(known: Study, align: Align) -> None:
+def _check_width(analysis: Analysis, align: Align) -> None:
     """An alignment that no layer is as wide as would leave nothing to prune."""
-    widest = int((known.cost.channels * known.cost.sizes).max())
+    widest = int((analysis.cost.channels * analysis.cost.sizes).max())
     if align.block > widest and not align.narrow:
         raise SettingError(
             f"--align {align.block} is larger than every layer (the widest has {widest}): "
@@ -121,8 +120,8 @@ def _check_width(known: Study, align: Align) -> None:
         )
 
 
-def carry_out(
-    known: Study,
+def apply_plans(
+    analysis: Analysis,
     ranking: Ranking,
     settings: Prune,
     decided: list[Kept],
@@ -131,12 +130,12 @@ def carry_out(
     """Cut, count and check one network after the other; only one is in memory at a time."""
     for target, kept in zip(settings.targets, decided, strict=True):
         timing = clock(kept) if target.timed and clock is not None else None
-        yield _carry_out_one(known, ranking, settings, target, kept, timing)
+        yield _carry_out_one(analysis, ranking, settings, target, kept, timing)
         gc.collect()  # a graph and its module refer to each other: give their memory back now
 
 
 def _carry_out_one(
-    known: Study,
+    analysis: Analysis,
     ranking: Ranking,
     settings: Prune,
     target: Target,
@@ -144,20 +143,20 @@ def _carry_out_one(
     timing: Timing | None,
 ) -> Pruned:
     """Cut one network and see that it is right."""
-    network, units = known.network, known.units
+    network, units = analysis.network, analysis.units
     smaller = apply(units, kept)
     flops, params = count_flops(smaller, network.input_shape), count_params(smaller)
     difference = _checked(units, kept, smaller, target)
     notes = {
-        "dense_sha256": known.sha256,
-        "dense_flops": known.flops,
-        "dense_params": known.params,
+        "dense_sha256": analysis.sha256,
+        "dense_flops": analysis.flops,
+        "dense_params": analysis.params,
         "dense_channels": {name: len(layer.out) for name, layer in units.flow.layers.items()},
         **_lasting(network.notes),
         "legr": __version__,
         "target": {target.what: target.value},
-        "flops": {"before": known.flops, "after": flops},
-        "params": {"before": known.params, "after": params},
+        "flops": {"before": analysis.flops, "after": flops},
+        "params": {"before": analysis.params, "after": params},
         "method": ranking.method,
         "ranking_sha256": ranking.notes.get("file_sha256"),
         "align": settings.align.name,
@@ -220,7 +219,7 @@ def prune(
     if not all(type(side) is int and side > 0 for side in input_shape):
         raise SettingError(f"input_shape must be sizes such as (3, 224, 224), got {input_shape}")
     settings = Prune(targets=tuple(given), align=parse_align(str(align)), min_keep=min_keep)
-    known = study(Network(model, Arch(type(model).__name__), input_shape))
-    learned = ranking_for(known, ranking)
-    decided = plans(known, learned, settings)
-    return next(carry_out(known, learned, settings, decided)).network.model
+    analysis = analyze(Network(model, Arch(type(model).__name__), input_shape))
+    learned = resolve_ranking(analysis, ranking)
+    decided = plans(analysis, learned, settings)
+    return next(apply_plans(analysis, learned, settings, decided)).network.model

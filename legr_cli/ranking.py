@@ -55,7 +55,7 @@ class Filters:
     units: int
 
 
-def filters(units: Units) -> Filters:
+def collect_filters(units: Units) -> Filters:
     """‖Θᵢ‖₂² of every filter that belongs to a unit."""
     names: list[str] = []
     layer, unit, norm2 = [], [], []
@@ -81,72 +81,78 @@ def filters(units: Units) -> Filters:
     )
 
 
-def identity(known: Filters) -> Ranking:
+def identity(filters: Filters) -> Ranking:
     """α = 1, κ = 0: plain squared norms, nothing learned."""
-    counts = np.bincount(known.layer, minlength=len(known.names))
-    rows = tuple(Row(n, int(c)) for n, c in zip(known.names, counts, strict=True))
+    counts = np.bincount(filters.layer, minlength=len(filters.names))
+    rows = tuple(Row(n, int(c)) for n, c in zip(filters.names, counts, strict=True))
     return Ranking(rows, method="norm")
 
 
-def affine(known: Filters, genes: dict[str, np.ndarray]) -> Ranking:
+def affine(filters: Filters, genes: dict[str, np.ndarray]) -> Ranking:
     """A learned ranking: these α and κ, a number for each layer."""
-    rows = zip(identity(known).rows, genes["alpha"].tolist(), genes["kappa"].tolist(), strict=True)
+    rows = zip(
+        identity(filters).rows, genes["alpha"].tolist(), genes["kappa"].tolist(), strict=True
+    )
     return Ranking(tuple(replace(row, alpha=a, kappa=k) for row, a, k in rows))
 
 
-def scored(known: Filters, scores: np.ndarray, method: str) -> Ranking:
+def scored(filters: Filters, scores: np.ndarray, method: str) -> Ranking:
     """A ranking by a score for each unit, which all of its filters have."""
-    each = scores[known.unit]
+    each = scores[filters.unit]
     rows = (
-        replace(row, scores=tuple(each[known.layer == i].tolist()))
-        for i, row in enumerate(identity(known).rows)
+        replace(row, scores=tuple(each[filters.layer == i].tolist()))
+        for i, row in enumerate(identity(filters).rows)
     )
     return Ranking(tuple(rows), method)
 
 
-def spread(known: Filters) -> np.ndarray:
+def spread(filters: Filters) -> np.ndarray:
     """By layer, the standard deviation of its filters' squared norms."""
-    return np.array([known.norm2[known.layer == i].std() for i in range(len(known.names))])
+    return np.array([filters.norm2[filters.layer == i].std() for i in range(len(filters.names))])
 
 
 ALIKE = 1e-3  # filters that differ by less are not told apart by scale
 LEVEL = (0.2, 0.6)  # shares of the units that go at about 70 % and 20 % of the FLOPs
 
 
-def level(known: Filters, group_of: np.ndarray) -> dict[str, np.ndarray]:
+def level(filters: Filters, group_of: np.ndarray) -> dict[str, np.ndarray]:
     """α and κ that take about the same share of every group of units, as uniform pruning does.
 
     They bring two quantiles of every group to the same place; by least squares where groups share
     layers. Deviations would not do: one large filter makes all others look alike.
     """
     count = np.bincount(group_of)
-    wide = spread(known)
+    wide = spread(filters)
     wide = np.where(wide > ALIKE, wide, 1.0)
-    groups = group_of[known.unit]
+    groups = group_of[filters.unit]
 
     def ends(alpha: np.ndarray) -> np.ndarray:
-        sums = np.bincount(known.unit, alpha[known.layer] * known.norm2, minlength=known.units)
+        sums = np.bincount(
+            filters.unit, alpha[filters.layer] * filters.norm2, minlength=filters.units
+        )
         return np.array([np.quantile(sums[group_of == g], LEVEL) for g in range(len(count))])
 
     reach = np.ptp(ends(1 / wide), axis=1)
     reach = np.where(reach > ALIKE, reach, 1.0)
-    alpha = np.bincount(known.layer) / np.bincount(known.layer, reach[groups]) / wide
+    alpha = np.bincount(filters.layer) / np.bincount(filters.layer, reach[groups]) / wide
     layers = np.zeros((len(count), len(wide)))  # by group, how many filters of a layer a unit has
-    np.add.at(layers, (groups, known.layer), 1 / count[groups])
+    np.add.at(layers, (groups, filters.layer), 1 / count[groups])
     kappa, *_ = np.linalg.lstsq(layers, -ends(alpha).mean(axis=1), rcond=None)
     return {"alpha": alpha, "kappa": kappa}
 
 
-def importance(known: Filters, ranking: Ranking) -> np.ndarray:
+def importance(filters: Filters, ranking: Ranking) -> np.ndarray:
     """Of each unit: Σ over its filters of α·‖Θᵢ‖₂² + κ (paper, eq. 1), or its best score."""
     if any(row.scores is not None for row in ranking.rows):
-        best = np.full(known.units, -np.inf)
-        np.maximum.at(best, known.unit, np.concatenate([row.scores or () for row in ranking.rows]))
+        best = np.full(filters.units, -np.inf)
+        np.maximum.at(
+            best, filters.unit, np.concatenate([row.scores or () for row in ranking.rows])
+        )
         return best
     alpha = np.array([row.alpha for row in ranking.rows])
     kappa = np.array([row.kappa for row in ranking.rows])
-    score = alpha[known.layer] * known.norm2 + kappa[known.layer]
-    return np.bincount(known.unit, score, minlength=known.units)
+    score = alpha[filters.layer] * filters.norm2 + kappa[filters.layer]
+    return np.bincount(filters.unit, score, minlength=filters.units)
 
 
 def write_ranking(ranking: Ranking, temporary: Path) -> None:
@@ -157,7 +163,7 @@ def write_ranking(ranking: Ranking, temporary: Path) -> None:
     temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def read_ranking(path: Path, known: Filters) -> Ranking:
+def read_ranking(path: Path, filters: Filters) -> Ranking:
     """Read ranking.json strictly: it must have exactly this network's layers, in finite numbers."""
     try:
         raw = path.read_bytes()
@@ -184,7 +190,7 @@ def read_ranking(path: Path, known: Filters) -> Ranking:
         raise RankingError(f"{path}: some rows have scores, others alpha and kappa")
     notes = {key: value for key, value in data.items() if key != "layers"}
     notes["file_sha256"] = hashlib.sha256(raw).hexdigest()
-    matched = _matched(path, rows, identity(known), notes.get("arch"))
+    matched = _matched(path, rows, identity(filters), notes.get("arch"))
     return Ranking(matched, str(notes.get("method", "legr")), notes)
 
 

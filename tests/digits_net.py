@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from legr_cli.training.batches import Serving, shuffled
-from legr_cli.training.data import open_data
+from legr_cli.data.batches import Serving, shuffled
+from legr_cli.data.dataset import open_data
 from legr_cli.training.loop import Trainer, sgd, train
 
 

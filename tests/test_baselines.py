@@ -12,7 +12,7 @@ from torch import nn
 
 from legr_cli.baselines import taylor
 from legr_cli.baselines.amc import _Ratios, bound, kept, leaders
-from legr_cli.baselines.arena import Arena
+from legr_cli.baselines.context import MethodContext
 from legr_cli.baselines.ddpg import BASELINE, FOLLOW, Agent, follow, goals, truncated_normal
 from legr_cli.baselines.fisher import fisher
 from legr_cli.baselines.legr_ddpg import rows
@@ -21,13 +21,13 @@ from legr_cli.baselines.morphnet import next_weight, regulariser, worth
 from legr_cli.baselines.probe import Probed
 from legr_cli.baselines.states import described
 from legr_cli.channels import couple
+from legr_cli.data.dataset import open_data
+from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch
-from legr_cli.networks import Network
-from legr_cli.pruning import Study, plans, study
+from legr_cli.pruning import Analysis, analyze, plans
 from legr_cli.ranking import importance
 from legr_cli.settings import Align, Compare, Prune, Search
 from legr_cli.targets import Target
-from legr_cli.training.data import open_data
 from legr_cli.training.recipes import settings_of
 
 
@@ -97,24 +97,24 @@ def test_a_units_mask_is_one_for_all_that_read_it() -> None:
     assert total.tolist() == [0, 1]
 
 
-def chain() -> Study:
+def chain() -> Analysis:
     """3x1x1 → conv 5 → BN → conv 7 → BN → linear 4: 15 + 10 + 35 + 14 + 28 FLOPs."""
     layers = [nn.Conv2d(3, 5, 1, bias=False), nn.BatchNorm2d(5)]
     layers += [nn.Conv2d(5, 7, 1, bias=False), nn.BatchNorm2d(7)]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(7, 4, bias=False)).eval()
-    return study(Network(model, Arch("chain"), (3, 1, 1)))
+    return analyze(Network(model, Arch("chain"), (3, 1, 1)))
 
 
 def test_morphnet_by_hand() -> None:
     """Alive are 3 of 5 and 7 of 7: a unit of the first layer costs 3 + 2 + 7, of the second
     3 + 2 + 4, of all 102. The gradient is the price, with the sign of γ."""
-    known = chain()
-    assert known.flops == 102
-    first, second = known.network.model[1], known.network.model[3]
+    analysis = chain()
+    assert analysis.flops == 102
+    first, second = analysis.network.model[1], analysis.network.model[3]
     with torch.no_grad():
         first.weight[:] = torch.tensor([0.5, -2.0, 0.001, 1.0, -0.004])
         second.weight[:] = 0.25
-    value = regulariser(known)
+    value = regulariser(analysis)
     expected = (12 * 3.505 + 9 * 7 * 0.25) / 102
     assert value.item() == pytest.approx(expected)
     value.backward()
@@ -159,11 +159,11 @@ def test_a_layer_as_the_agent_sees_it() -> None:
     """
     layers = [nn.Conv2d(3, 6, 3, 2, 1, bias=False), nn.Conv2d(6, 12, 3, 1, 1, bias=False)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5, bias=False)]
-    known = study(Network(nn.Sequential(*layers, *head).eval(), Arch("x"), (3, 8, 8)))
-    assert known.flops == 2592 + 10368 + 192 + 60
-    assert leaders(known) == ["0", "1"]
-    table = described(known, ["0", "1", "4"])
-    share = np.array([2592, 10368, 60]) / known.flops
+    analysis = analyze(Network(nn.Sequential(*layers, *head).eval(), Arch("x"), (3, 8, 8)))
+    assert analysis.flops == 2592 + 10368 + 192 + 60
+    assert leaders(analysis) == ["0", "1"]
+    table = described(analysis, ["0", "1", "4"])
+    share = np.array([2592, 10368, 60]) / analysis.flops
     assert table[0] == pytest.approx([0, 6 / 12, 3 / 12, 1, 1, 1, 1, share[0], share[1] + share[2]])
     assert table[1] == pytest.approx([0.5, 1, 6 / 12, 0.5, 0.5, 0.5, 1, share[1], share[2]])
     assert table[2] == pytest.approx([1, 5 / 12, 1, 1 / 8, 1 / 8, 0.5, 1 / 3, share[2], 0])
@@ -172,29 +172,31 @@ def test_a_layer_as_the_agent_sees_it() -> None:
 def test_amc_is_bound_by_the_budget() -> None:
     """With 2 and 3 of the chain's units left for the others, 60 FLOPs allow
     n: 3n + 2n + 3n + 6 + 12 ≤ 60, so 5; and then m: 25 + 5m + 2m + 4m ≤ 60, so 3."""
-    known = chain()
-    assert bound(known.cost, np.array([2, 3]), 0, 60) == 5
-    assert bound(known.cost, np.array([5, 3]), 1, 60) == 3
-    assert bound(known.cost, np.array([5, 1]), 1, 20) == 0
+    analysis = chain()
+    assert bound(analysis.cost, np.array([2, 3]), 0, 60) == 5
+    assert bound(analysis.cost, np.array([5, 3]), 1, 60) == 3
+    assert bound(analysis.cost, np.array([5, 1]), 1, 20) == 0
 
 
 def test_amcs_ratios_meet_the_target() -> None:
     """Whatever the agent says; and what a ratio says is what stays."""
-    known = chain()
-    walker = _Ratios(known, Search(flops=(0.6,), candidates=40))
+    analysis = chain()
+    walker = _Ratios(analysis, Search(flops=(0.6,), candidates=40))
     for number in range(40):
         ratio = walker.genes(number)["ratio"]
-        counts = (ratio * known.cost.sizes + 1e-9).astype(int)
-        assert known.cost.of(known.cost.flops, counts) <= 0.6 * known.flops
+        counts = (ratio * analysis.cost.sizes + 1e-9).astype(int)
+        assert analysis.cost.of(analysis.cost.flops, counts) <= 0.6 * analysis.flops
         states = [state for state, _ in walker.episodes[number]]
         assert [len(state) for state in states] == [11, 11]
         assert states[0][[8, 10]].tolist() == [0, 1]  # nothing is reduced, nothing came before
         assert states[1][10] == ratio[0]
-        reduced = 1 - known.cost.of(known.cost.flops, np.array([counts[0], 7])) / known.flops
+        reduced = (
+            1 - analysis.cost.of(analysis.cost.flops, np.array([counts[0], 7])) / analysis.flops
+        )
         assert states[1][8] == pytest.approx(reduced)
     places = np.array([0.2, 0.4, 0.6, 0.8, 1.0, *np.arange(1, 8) / 7])
-    ranking = kept(known, places, {"ratio": np.array([0.4, 1.0])})
-    scores = importance(known.filters, ranking)
+    ranking = kept(analysis, places, {"ratio": np.array([0.4, 1.0])})
+    scores = importance(analysis.filters, ranking)
     assert (scores[:5] > 1e-9).tolist() == [False, False, False, True, True]
     assert (scores[5:] > 1e-9).all()
 
@@ -254,7 +256,7 @@ def test_actions_to_alpha_and_kappa() -> None:
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> Arena:
+def planted(tmp_path: Path) -> MethodContext:
     """A network for the digits in whose second layer every other filter is dead."""
     torch.manual_seed(0)
     model = digits_net.build().eval()
@@ -262,7 +264,7 @@ def planted(tmp_path: Path) -> Arena:
     with torch.no_grad():
         for tensor in (conv.weight, norm.weight, norm.bias):
             tensor[dead] = 0
-    known = study(Network(model, Arch("digits_net:build"), (3, 32, 32)))
+    analysis = analyze(Network(model, Arch("digits_net:build"), (3, 32, 32)))
     data = open_data("digits", (3, 32, 32), seed=0)
     settings = Compare(
         methods=tuple(METHODS),
@@ -279,49 +281,53 @@ def planted(tmp_path: Path) -> Arena:
         trial_steps=4,
         fisher_weight=0.5,
     )
-    return Arena(known, data, settings, 0, "cpu", tmp_path, {"accuracy": 0.1}, lambda _: None)
+    return MethodContext(
+        analysis, data, settings, 0, "cpu", tmp_path, {"accuracy": 0.1}, lambda _: None
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_dead_filters_go_first(method: str, planted: Arena) -> None:
+def test_dead_filters_go_first(method: str, planted: MethodContext) -> None:
     """In that layer no other filter goes before all dead ones are gone; and some of it do go."""
     targets = list(planted.settings.targets)
-    layer = planted.known.units.flow.layers["3"]
+    layer = planted.analysis.units.flow.layers["3"]
     removed = 0
     for level in METHODS[method].run(planted, targets, set(targets)):
         cut = Prune(targets=(level.target,), align=Align(), min_keep=0.1)
-        [kept] = plans(level.known, level.ranking, cut)
-        cost = planted.known.cost
-        assert cost.of(cost.flops, cost.counts(kept)) <= level.target.value * planted.known.flops
-        gone = np.flatnonzero(~planted.known.units.keeps(kept, layer.out))
+        [kept] = plans(level.analysis, level.ranking, cut)
+        cost = planted.analysis.cost
+        assert cost.of(cost.flops, cost.counts(kept)) <= level.target.value * planted.analysis.flops
+        gone = np.flatnonzero(~planted.analysis.units.keeps(kept, layer.out))
         dead = gone % 2 == 0
         assert dead.all() or dead.sum() == 16
         removed = max(removed, len(gone))
     assert removed >= 4
 
 
-def test_methods_leave_the_network_alone(planted: Arena) -> None:
+def test_methods_leave_the_network_alone(planted: MethodContext) -> None:
     """They train copies; Taylor's is what is cut, of MorphNet's only the structure is used."""
-    before = {n: t.clone() for n, t in planted.known.network.model.state_dict().items()}
+    before = {n: t.clone() for n, t in planted.analysis.network.model.state_dict().items()}
     target = Target("flops", 0.8)
     for method in ("taylor", "morphnet"):
         [level] = METHODS[method].run(planted, [target], {target})
-        after = level.known.network.model.state_dict()
+        after = level.analysis.network.model.state_dict()
         changed = any(not torch.equal(before[name], after[name]) for name in before)
         assert changed == (method == "taylor")
-        assert level.spent.images == 64 * level.spent.steps > 0
-    for name, tensor in planted.known.network.model.state_dict().items():
+        assert level.effort.images == 64 * level.effort.steps > 0
+    for name, tensor in planted.analysis.network.model.state_dict().items():
         assert torch.equal(tensor, before[name])
 
 
-def test_gradual_pruning_goes_by_blocks(planted: Arena, tmp_path: Path) -> None:
+def test_gradual_pruning_goes_by_blocks(planted: MethodContext, tmp_path: Path) -> None:
     """Aligned by 8, widths of 24, 32 and 48 stay multiples of 8 all the way."""
-    arena = replace(planted, settings=replace(planted.settings, align=Align("8", 8), round_units=1))
+    context = replace(
+        planted, settings=replace(planted.settings, align=Align("8", 8), round_units=1)
+    )
     targets = [Target("flops", share) for share in (0.9, 0.7, 0.5, 0.3)]
     shares = []
-    for level in METHODS["fisher"].run(arena, targets, set(targets)):
-        [found] = plans(level.known, level.ranking, arena.cut(level.target))
-        assert not (planted.known.cost.counts(found) % 8).any()
+    for level in METHODS["fisher"].run(context, targets, set(targets)):
+        [found] = plans(level.analysis, level.ranking, context.cut(level.target))
+        assert not (planted.analysis.cost.counts(found) % 8).any()
         shares.append(level.target.value)
     assert shares == [0.9, 0.7, 0.5, 0.3]
     lines = (tmp_path / "fisher-seed0.rounds.jsonl").read_text().splitlines()

@@ -21,7 +21,7 @@ import legr_cli
 from legr_cli.cli import app
 from legr_cli.deploy.bench import Asked, Point, fitted_slope, read_bench
 from legr_cli.deploy.board import Board, here
-from legr_cli.networks import open_network
+from legr_cli.models.network import open_network
 
 QUICK = ("--seconds", 0.05)
 PRUNE = ("prune", "random:resnet20", "--align", 1)

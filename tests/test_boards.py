@@ -21,7 +21,7 @@ import pytest
 from running import fails, legr, spawn
 
 from legr_cli.deploy.board import Board, Place, here
-from legr_cli.networks import open_network
+from legr_cli.models.network import open_network
 
 ROOT = Path(__file__).parents[1]
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

@@ -11,9 +11,9 @@ from digits_net import dropping, normless
 from running import await_lines, fails, legr, runner, spawn
 
 from legr_cli.baselines.methods import METHODS
-from legr_cli.baselines.summary import standings
+from legr_cli.baselines.summary import summarize
 from legr_cli.cli import app
-from legr_cli.networks import read_card
+from legr_cli.models.network import read_card
 from legr_cli.report.collect import collect
 from legr_cli.training.devices import half_precision
 
@@ -210,7 +210,7 @@ def test_several_seeds(weights: Path, tmp_path: Path) -> None:
     rows = compared(folder)["rows"]
     assert sorted({row["seed"] for row in rows}) == [3, 4]
     data = json.loads((folder / "compare.json").read_text())
-    uniform, _ = standings(data["rows"])
+    uniform, _ = summarize(data["rows"])
     own = [row["accuracy"] for row in rows if (row["method"], row["share"]) == ("uniform", 0.7)]
     point = uniform.points["flops70"]
     assert point.accuracy == pytest.approx(sum(own) / 2)
@@ -245,7 +245,7 @@ def test_seeds_compared_one_by_one_are_reported_as_one(weights: Path, tmp_path: 
         legr("compare", weights, *NET, *args, *more, "--out", tmp_path / name)
     [whole] = collect([tmp_path / "both"]).comparisons
     [sums] = collect([tmp_path / "0", tmp_path / "1"]).comparisons
-    points = [[own.points["flops60"] for own in found.standings] for found in (whole, sums)]
+    points = [[own.points["flops60"] for own in found.summarize] for found in (whole, sums)]
     assert points[0] == points[1]
     assert points[0][0].seeds == 2
     assert len(sums.data["command"].splitlines()) == 2

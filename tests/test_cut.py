@@ -20,13 +20,13 @@ def test_importance_is_the_sum_over_tied_filters() -> None:
     """stem and b are tied by the sum: 2·‖stem₃‖² + 5 + 3·‖b₃‖² + 7."""
     model = nets.make("residual")
     units = couple(model, nets.INPUT)
-    known = filters(units)
+    analysis = filters(units)
     rows = {
         "stem": Row("stem", 13, 2.0, 5.0),
         "a": Row("a", 23, 1.0, 0.0),
         "b": Row("b", 13, 3.0, 7.0),
     }
-    scores = importance(known, Ranking(tuple(rows[name] for name in known.names)))
+    scores = importance(analysis, Ranking(tuple(rows[name] for name in analysis.names)))
     unit = units.of(units.flow.layers["stem"].out)[3]
     norms = [float(model.get_submodule(n).weight[3].detach().square().sum()) for n in ("stem", "b")]
     assert scores[unit] == pytest.approx(2 * norms[0] + 5 + 3 * norms[1] + 7)
@@ -40,9 +40,9 @@ def test_level_rows_bring_every_group_to_the_same_place(name: str) -> None:
     padded = name == "resnet20"
     model = made(name)
     units = couple(model, (3, 32, 32) if padded else nets.INPUT)
-    known, group_of = filters(units), price(units).group_of
-    genes = level(known, group_of)
-    scores = importance(known, affine(known, genes))
+    analysis, group_of = filters(units), price(units).group_of
+    genes = level(analysis, group_of)
+    scores = importance(analysis, affine(analysis, genes))
     for group in range(group_of.max() + 1):
         low, high = np.quantile(scores[group_of == group], (0.2, 0.6))
         assert (low + high) / 2 == pytest.approx(0, abs=1e-9)
@@ -66,8 +66,10 @@ def test_level_rows_of_filters_that_are_alike(filters_alike: int, value: float) 
 
 
 def test_without_a_ranking_only_norms_count() -> None:
-    known = filters(couple(nets.make("plain"), nets.INPUT))
-    assert np.array_equal(importance(known, identity(known)), known.norm2[np.argsort(known.unit)])
+    analysis = filters(couple(nets.make("plain"), nets.INPUT))
+    assert np.array_equal(
+        importance(analysis, identity(analysis)), analysis.norm2[np.argsort(analysis.unit)]
+    )
 
 
 def test_the_weakest_go_first_and_the_best_of_each_layer_stay() -> None:
@@ -77,8 +79,8 @@ def test_the_weakest_go_first_and_the_best_of_each_layer_stay() -> None:
             model.body[0].weight[i] = 0.01 * (i + 1)  # far below the other layer
     units = couple(model, nets.INPUT)
     cost = price(units)
-    known = filters(units)
-    blocks = arrange(units, cost, importance(known, identity(known)), 0.2, Align())
+    analysis = filters(units)
+    blocks = arrange(units, cost, importance(analysis, identity(analysis)), 0.2, Align())
     lowest = floor(cost, blocks, cost.flops)
     kept = blocks.kept(cut(cost, blocks, cost.flops, lowest + 0.02), cost)
     first = np.flatnonzero(units.keeps(kept, units.flow.layers["body.0"].out))

@@ -12,10 +12,10 @@ import torch
 import torchvision
 from PIL import Image
 
+from legr_cli.data.batches import Serving, crop_and_flip, endless, in_order, shuffled
+from legr_cli.data.dataset import Data, open_data, parse_statistics, split_off
 from legr_cli.errors import DataError, SettingError
 from legr_cli.training import pixels
-from legr_cli.training.batches import Serving, crop_and_flip, endless, in_order, shuffled
-from legr_cli.training.data import Data, open_data, parse_statistics, split_off
 
 CPU = torch.device("cpu")
 NONE = parse_statistics("none")

@@ -59,8 +59,8 @@ def complaint(args: list[str]) -> str | None:
     """What legr would say of these arguments before it does anything; `…` leaves some out."""
     group = get_command(app)
     if args[0].startswith("-"):
-        known = {name for param in group.params for name in param.opts} | {"--help", "-h"}
-        return None if args[0] in known else f"no option {args[0]}"
+        analysis = {name for param in group.params for name in param.opts} | {"--help", "-h"}
+        return None if args[0] in analysis else f"no option {args[0]}"
     if args[0] not in group.commands:
         return f"no command {args[0]}"
     try:

@@ -13,8 +13,8 @@ from torchvision.models import VGG
 from legr_cli.channels import Units, couple
 from legr_cli.cost import Cost, price
 from legr_cli.cut import floor
+from legr_cli.models.network import WithoutMemory
 from legr_cli.models.registry import Arch, build, parse_arch
-from legr_cli.networks import WithoutMemory
 from legr_cli.settings import parse_align
 
 FAMILIES = {
@@ -124,11 +124,11 @@ GOLDEN = {  # FLOPs by fvcore and parameters, of the dense networks at their own
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_figures(name: str) -> None:
-    from legr_cli.networks import open_network
-    from legr_cli.pruning import study
+    from legr_cli.models.network import open_network
+    from legr_cli.pruning import analyze
 
-    known = study(open_network(f"random:{name}"))
-    assert (known.flops, known.params) == GOLDEN[name]
+    analysis = analyze(open_network(f"random:{name}"))
+    assert (analysis.flops, analysis.params) == GOLDEN[name]
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,14 @@ from torch import nn
 
 import legr_cli
 from legr_cli.cli import app
+from legr_cli.data.dataset import open_data
 from legr_cli.errors import SettingError
-from legr_cli.models.weights import fingerprint
-from legr_cli.networks import open_network
+from legr_cli.models.checkpoints import fingerprint
+from legr_cli.models.network import open_network
 from legr_cli.training import epochs
-from legr_cli.training.data import open_data
-from legr_cli.training.finetune import Run
+from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.recipes import settings_of
-from legr_cli.training.team import Team
+from legr_cli.training.run import Run
 
 NET = ("--arch", "digits_net:build", "--input", "3x32x32")
 TUNE = ("--arch", "digits_net:build", "--data", "digits")
@@ -185,7 +185,7 @@ def test_killed_at_many_moments_it_ends_with_the_same_weights(
 
 def test_float16_goes_on_with_its_scale() -> None:
     """Older GPUs: the loss is scaled, and how much is part of the state."""
-    data, cpu = open_data("digits", (3, 32, 32), seed=0), Team(torch.device("cpu"))
+    data, cpu = open_data("digits", (3, 32, 32), seed=0), ProcessGroup(torch.device("cpu"))
     data = replace(data, train=data.train.pick(np.arange(64)))
     settings = settings_of("quick", epochs=2, batch_size=32)
     first, second = (
@@ -357,7 +357,7 @@ def test_two_processes_end_as_one(pruned: Path, tmp_path: Path) -> None:
     ],
 )
 def test_batches_that_processes_cannot_share(batch: int, message: str) -> None:
-    data, four = open_data("digits", (3, 32, 32), seed=0), Team(torch.device("cpu"), 1, 4)
+    data, four = open_data("digits", (3, 32, 32), seed=0), ProcessGroup(torch.device("cpu"), 1, 4)
     with pytest.raises(SettingError, match=message):
         Run(digits_net.build(), data, settings_of("quick", batch_size=batch), four)
 
@@ -367,11 +367,11 @@ import json, sys
 from dataclasses import replace
 import torch
 from legr_cli.models.registry import Arch, build
-from legr_cli.models.weights import fingerprint
-from legr_cli.training.data import open_data
-from legr_cli.training.finetune import Run
+from legr_cli.models.checkpoints import fingerprint
+from legr_cli.data.dataset import open_data
+from legr_cli.training.run import Run
 from legr_cli.training.recipes import settings_of
-from legr_cli.training.team import assembled
+from legr_cli.training.process_group import assembled
 
 torch.set_num_threads(1)
 found = {}

@@ -10,7 +10,7 @@ from test_data import paint
 from typer.testing import CliRunner
 
 from legr_cli.cli import app
-from legr_cli.networks import open_network
+from legr_cli.models.network import open_network
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 

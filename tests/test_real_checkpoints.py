@@ -7,7 +7,7 @@ import pytest
 
 from legr_cli.channels import couple
 from legr_cli.cost import price
-from legr_cli.networks import open_network
+from legr_cli.models.network import open_network
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "shared" / "weights"
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from legr_cli.data.dataset import Feed
 from legr_cli.errors import SettingError
 from legr_cli.settings import Training, parse_drops
-from legr_cli.training.average import moving_average
-from legr_cli.training.data import Feed
+from legr_cli.training.ema import ema_model
 from legr_cli.training.loop import Trainer, sgd, train
 from legr_cli.training.objective import objective, teacher_from
 from legr_cli.training.recipes import RECIPES, rate, settings_of
@@ -155,7 +155,7 @@ def test_a_teacher_sees_images_in_its_own_normalisation() -> None:
 
 def test_moving_average() -> None:
     """Weights 1, 2, 4. The first is copied; then the decay is 2/11, and 0.2 for 3/12 is more."""
-    average = moving_average(model := nn.BatchNorm1d(1), 0.2)
+    average = ema_model(model := nn.BatchNorm1d(1), 0.2)
     for value in (1.0, 2.0, 4.0):
         with torch.no_grad():
             model.weight.fill_(value)

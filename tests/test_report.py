@@ -18,9 +18,9 @@ from running import await_lines, fails, legr, spawn
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from legr_cli.baselines.uniform import even
 from legr_cli.commands import demo as story
-from legr_cli.networks import open_network
+from legr_cli.cut import uniform_scores
+from legr_cli.models.network import open_network
 from legr_cli.report.charts import Dot, Plot, Series, grids, plots
 from legr_cli.report.collect import collect
 from legr_cli.report.svg import _ticks, drawn
@@ -298,7 +298,7 @@ def test_uniform_scores_are_shares_of_each_group() -> None:
     """Two groups of 3 and 2 units: the best of each has 1, the worst 1/3 and 1/2."""
     importance = np.array([5.0, 900.0, 1.0, 800.0, 3.0])
     group_of = np.array([0, 1, 0, 1, 0])
-    assert even(importance, group_of).tolist() == pytest.approx([1, 1, 1 / 3, 0.5, 2 / 3])
+    assert uniform_scores(importance, group_of).tolist() == pytest.approx([1, 1, 1 / 3, 0.5, 2 / 3])
 
 
 def test_uniform_keeps_the_same_share_of_every_layer(tmp_path: Path) -> None:

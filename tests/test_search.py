@@ -17,14 +17,14 @@ import pytest
 
 from legr_cli.errors import OutputError, SearchError
 from legr_cli.journal import Journal, journal, read_header
+from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch
-from legr_cli.networks import Network
-from legr_cli.pruning import Study, study
+from legr_cli.pruning import Analysis, analyze
 from legr_cli.ranking import level
-from legr_cli.search.crew import Crew, InProcess
 from legr_cli.search.fitness import Cuts, Outcome
 from legr_cli.search.history import HISTORY
-from legr_cli.search.learn import Found, evolving, search
+from legr_cli.search.run import SearchResult, evolution_strategy, search
+from legr_cli.search.workers import InProcess, WorkerPool
 from legr_cli.settings import Search
 
 SETTINGS = Search(flops=(0.5,), candidates=60, population=16, sample=4, mutate=0.3)
@@ -41,9 +41,9 @@ LINE = {"candidate": 0, "accuracy": 0.5, "loss": 1.0, "cached": False, "flops": 
 
 
 @pytest.fixture(scope="module")
-def known() -> Study:
+def analysis() -> Analysis:
     net = nets.Residual()
-    return study(Network(nets.enliven(net), Arch("tiny"), (3, 16, 16)))
+    return analyze(Network(nets.enliven(net), Arch("tiny"), (3, 16, 16)))
 
 
 def reach(cuts: Cuts) -> list[Outcome]:
@@ -56,16 +56,18 @@ def reach(cuts: Cuts) -> list[Outcome]:
     return made
 
 
-def crew(call: Callable[[Cuts], list[Outcome]] = reach, pool: Executor | None = None) -> Crew:
-    return Crew(lambda: (pool or InProcess(), call, ()))
+def pool(call: Callable[[Cuts], list[Outcome]] = reach, pool: Executor | None = None) -> WorkerPool:
+    return WorkerPool(lambda: (pool or InProcess(), call, ()))
 
 
-def run(known: Study, path: Path, workers: Crew, settings: Search = SETTINGS, **kw) -> Found:
+def run(
+    analysis: Analysis, path: Path, workers: WorkerPool, settings: Search = SETTINGS, **kw
+) -> SearchResult:
     with journal(path, HISTORY, HEADER, kw.get("resume", False)) as book:
         return search(
-            known,
+            analysis,
             settings,
-            evolving(known, settings),
+            evolution_strategy(analysis, settings),
             workers,
             book,
             kw.get("watch", lambda _: None),
@@ -73,11 +75,11 @@ def run(known: Study, path: Path, workers: Crew, settings: Search = SETTINGS, **
         )
 
 
-def rows(found: Found) -> list[tuple[float, float]]:
+def rows(found: SearchResult) -> list[tuple[float, float]]:
     return [(row.alpha, row.kappa) for row in found.ranking.rows]
 
 
-def test_same_answer_whatever_finishes_first(known: Study, tmp_path: Path) -> None:
+def test_same_answer_whatever_finishes_first(analysis: Analysis, tmp_path: Path) -> None:
     settings = replace(SETTINGS, workers=4)
     answers = []
     for seed in range(3):
@@ -94,7 +96,7 @@ def test_same_answer_whatever_finishes_first(known: Study, tmp_path: Path) -> No
             return reach(cuts)
 
         with ThreadPoolExecutor(4) as pool:
-            found = run(known, tmp_path / f"{seed}.jsonl", crew(late, pool), settings)
+            found = run(analysis, tmp_path / f"{seed}.jsonl", pool(late, pool), settings)
         answers.append(rows(found))
         assert most[0] > 1
     assert answers[0] == answers[1] == answers[2]
@@ -105,24 +107,26 @@ def test_same_answer_whatever_finishes_first(known: Study, tmp_path: Path) -> No
     assert len(orders) > 1  # they were recorded as they finished
 
 
-def test_a_candidate_sees_only_results_up_to_w_before_it(known: Study, tmp_path: Path) -> None:
+def test_a_candidate_sees_only_results_up_to_w_before_it(
+    analysis: Analysis, tmp_path: Path
+) -> None:
     settings = replace(SETTINGS, workers=5)
     with ThreadPoolExecutor(5) as pool:
-        run(known, tmp_path / "h.jsonl", crew(reach, pool), settings)
+        run(analysis, tmp_path / "h.jsonl", pool(reach, pool), settings)
     lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()[1:]]
     parents = [(line["candidate"], line["parent"]) for line in lines if line["parent"] is not None]
     assert len(parents) > 30
     assert all(parent <= number - 5 for number, parent in parents)
 
 
-def test_a_plan_is_not_tried_twice(known: Study, tmp_path: Path) -> None:
+def test_a_plan_is_not_tried_twice(analysis: Analysis, tmp_path: Path) -> None:
     tried: list[str] = []
 
     def note(cuts: Cuts) -> list[Outcome]:
         tried.append(json.dumps(cuts))
         return reach(cuts)
 
-    found = run(known, tmp_path / "h.jsonl", crew(note))
+    found = run(analysis, tmp_path / "h.jsonl", pool(note))
     assert len(tried) == len(set(tried)) == 60 - found.cached
     lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()[1:]]
     by_plan: dict[str, float] = {}
@@ -131,14 +135,14 @@ def test_a_plan_is_not_tried_twice(known: Study, tmp_path: Path) -> None:
     assert found.best["accuracy"] == max(line["accuracy"] for line in lines)
     assert found.first["candidate"] == 0
     assert set(lines[0]["alpha"]) == {1.0}
-    even = level(known.filters, known.cost.group_of)
+    even = level(analysis.filters, analysis.cost.group_of)
     assert (lines[1]["alpha"], lines[1]["kappa"]) == (
         even["alpha"].tolist(),
         even["kappa"].tolist(),
     )
 
 
-def test_several_shares_count_alike(known: Study, tmp_path: Path) -> None:
+def test_several_shares_count_alike(analysis: Analysis, tmp_path: Path) -> None:
     """A candidate is cut at each share, and its fitness is the mean of what that reached."""
     settings = replace(SETTINGS, flops=(0.5, 0.8), candidates=30)
     seen: list[list[int]] = []
@@ -147,14 +151,14 @@ def test_several_shares_count_alike(known: Study, tmp_path: Path) -> None:
         seen.append([sum(map(len, channels.values())) for channels in cuts])
         return [Outcome(0.2, 1.0, 0.1, 0.05, 0.05), Outcome(0.2 + len(seen) / 100, 3.0, 1, 0.5, 0)]
 
-    found = run(known, tmp_path / "h.jsonl", crew(note), settings)
+    found = run(analysis, tmp_path / "h.jsonl", pool(note), settings)
     assert all(smaller < larger for smaller, larger in seen)
     lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()[1:]]
     assert lines[0]["each"] == pytest.approx([0.2, 0.21])
     assert lines[0]["accuracy"] == pytest.approx(0.205)
     assert lines[0]["loss"] == 2.0
     assert lines[0]["seconds"] == pytest.approx(1.1)
-    assert lines[0]["flops"] <= 0.5 * known.flops
+    assert lines[0]["flops"] <= 0.5 * analysis.flops
     assert found.best == max(lines, key=lambda line: line["accuracy"])
 
 
@@ -178,62 +182,64 @@ class Mortal(InProcess):
         return super().submit(fn, *args, **kwargs)
 
 
-def test_a_lost_worker_costs_a_retry(known: Study, tmp_path: Path) -> None:
-    plain = run(known, tmp_path / "plain.jsonl", crew())
+def test_a_lost_worker_costs_a_retry(analysis: Analysis, tmp_path: Path) -> None:
+    plain = run(analysis, tmp_path / "plain.jsonl", pool())
     calls = [0]
-    mortal = Crew(lambda: (Mortal(calls, {3, 9, 10, 11}), reach, ()))
-    assert rows(run(known, tmp_path / "mortal.jsonl", mortal)) == rows(plain)
+    mortal = WorkerPool(lambda: (Mortal(calls, {3, 9, 10, 11}), reach, ()))
+    assert rows(run(analysis, tmp_path / "mortal.jsonl", mortal)) == rows(plain)
     assert mortal.shift == 4
 
 
-def test_a_candidate_that_kills_four_workers_ends_the_search(known: Study, tmp_path: Path) -> None:
+def test_a_candidate_that_kills_four_workers_ends_the_search(
+    analysis: Analysis, tmp_path: Path
+) -> None:
     path, calls = tmp_path / "h.jsonl", [0]
-    mortal = Crew(lambda: (Mortal(calls, {5, 6, 7, 8}), reach, ()))
+    mortal = WorkerPool(lambda: (Mortal(calls, {5, 6, 7, 8}), reach, ()))
     with pytest.raises(SearchError, match=r"lost its worker 4 times.*--resume"):
-        run(known, path, mortal)
+        run(analysis, path, mortal)
     before = path.read_text()
-    plain = run(known, tmp_path / "plain.jsonl", crew())
-    assert rows(run(known, path, crew(), resume=True)) == rows(plain)
+    plain = run(analysis, tmp_path / "plain.jsonl", pool())
+    assert rows(run(analysis, path, pool(), resume=True)) == rows(plain)
     assert path.read_text().startswith(before)
 
 
-def test_an_error_of_a_candidate_is_not_hidden(known: Study, tmp_path: Path) -> None:
+def test_an_error_of_a_candidate_is_not_hidden(analysis: Analysis, tmp_path: Path) -> None:
     def wrong(cuts: Cuts) -> list[Outcome]:
         raise ZeroDivisionError("of the test")
 
     with pytest.raises(SearchError, match="candidate 0 cannot be tried: ZeroDivisionError: of the"):
-        run(known, tmp_path / "h.jsonl", crew(wrong))
+        run(analysis, tmp_path / "h.jsonl", pool(wrong))
 
 
-def test_a_loss_that_is_no_number_ranks_last(known: Study, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_ranks_last(analysis: Analysis, tmp_path: Path) -> None:
     def diverged(cuts: Cuts) -> list[Outcome]:
         return [Outcome(0.1, float("nan"), 0.1, 0.1, 0.1)]
 
-    found = run(known, tmp_path / "h.jsonl", crew(diverged))
+    found = run(analysis, tmp_path / "h.jsonl", pool(diverged))
     assert found.best["loss"] is None
 
 
-def test_resumed_from_every_byte_it_is_the_same(known: Study, tmp_path: Path) -> None:
+def test_resumed_from_every_byte_it_is_the_same(analysis: Analysis, tmp_path: Path) -> None:
     settings = replace(SETTINGS, candidates=12)
     path = tmp_path / "h.jsonl"
-    wanted = rows(run(known, path, crew(), settings))
+    wanted = rows(run(analysis, path, pool(), settings))
     whole = path.read_bytes()
     cuts = {*np.random.default_rng(0).integers(len(whole), size=40).tolist(), 0, len(whole) - 1}
     for cut in sorted(cuts):
         path.write_bytes(whole[:cut])
-        assert rows(run(known, path, crew(), settings, resume=True)) == wanted
+        assert rows(run(analysis, path, pool(), settings, resume=True)) == wanted
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert sorted(line["candidate"] for line in lines[1:]) == list(range(12))
 
 
-def test_a_finished_search_is_not_repeated(known: Study, tmp_path: Path) -> None:
+def test_a_finished_search_is_not_repeated(analysis: Analysis, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
-    wanted = rows(run(known, path, crew()))
+    wanted = rows(run(analysis, path, pool()))
 
     def never(cuts: Cuts) -> list[Outcome]:
         raise AssertionError("nothing is left to try")
 
-    assert rows(run(known, path, crew(never), resume=True)) == wanted
+    assert rows(run(analysis, path, pool(never), resume=True)) == wanted
 
 
 def other(**changes: object) -> dict:
@@ -265,9 +271,9 @@ def test_another_search_is_not_resumed(header: dict, message: str, tmp_path: Pat
     assert path.read_bytes() == before
 
 
-def test_damage_is_named(known: Study, tmp_path: Path) -> None:
+def test_damage_is_named(analysis: Analysis, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
-    run(known, path, crew(), replace(SETTINGS, candidates=5))
+    run(analysis, path, pool(), replace(SETTINGS, candidates=5))
     lines = path.read_text().splitlines(keepends=True)
     wrong = [
         {**json.loads(lines[3]), **change}
@@ -295,15 +301,15 @@ def test_damage_is_named(known: Study, tmp_path: Path) -> None:
             read_header(path, HISTORY)
 
 
-def test_a_changed_history_is_refused(known: Study, tmp_path: Path) -> None:
+def test_a_changed_history_is_refused(analysis: Analysis, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     settings = replace(SETTINGS, candidates=5)
-    run(known, path, crew(), settings)
+    run(analysis, path, pool(), settings)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[3]["alpha"][0] += 0.5
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(SearchError, match="candidate 2 is not what its seed gives"):
-        run(known, path, crew(), settings, resume=True)
+        run(analysis, path, pool(), settings, resume=True)
 
 
 def test_two_searches_do_not_share_a_journal(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from legr_cli.data.dataset import open_data
 from legr_cli.errors import SearchError, SettingError
+from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch, build
-from legr_cli.networks import Network
-from legr_cli.pruning import study
-from legr_cli.search.fitness import Workbench
-from legr_cli.search.session import Session
+from legr_cli.pruning import analyze
+from legr_cli.search.fitness import CandidateEvaluator
+from legr_cli.search.setup import SearchSetup
 from legr_cli.settings import Search
-from legr_cli.training.data import open_data
 from legr_cli.training.devices import choose, keep_memory
 from legr_cli.training.loop import Trainer, evaluate, has_statistics, recalibrate, sgd, train
 
@@ -90,10 +90,10 @@ def test_workers_spread_over_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_of_another_version_is_refused() -> None:
-    known = study(Network(build(Arch("resnet20")), Arch("resnet20"), (3, 32, 32)))
-    job = Session(known, open_data("digits", (3, 32, 32), seed=0), Search(), "cpu").job()
+    analysis = analyze(Network(build(Arch("resnet20")), Arch("resnet20"), (3, 32, 32)))
+    job = SearchSetup(analysis, open_data("digits", (3, 32, 32), seed=0), Search(), "cpu").job()
     with pytest.raises(SearchError, match=r"a worker has legr .*, this is 0\.0\.0"):
-        Workbench(replace(job, legr="0.0.0"))
+        CandidateEvaluator(replace(job, legr="0.0.0"))
 
 
 def test_freed_memory_is_kept_unless_the_user_knows_better(monkeypatch: pytest.MonkeyPatch) -> None:

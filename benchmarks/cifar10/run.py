@@ -69,8 +69,10 @@ class Bench:
         out = self.out / name
         if not (out / "compare.json").exists():
             out.parent.mkdir(parents=True, exist_ok=True)
-            go_on = ["--resume"] if (out / "compare.jsonl").exists() else []
-            self.legr("compare", *self.dense(arch), *self.data, *words, *go_on, "--out", out)
+            resume_command = ["--resume"] if (out / "compare.jsonl").exists() else []
+            self.legr(
+                "compare", *self.dense(arch), *self.data, *words, *resume_command, "--out", out
+            )
 
     def learn(self, out: Path, arch: str, *words: object) -> Path:
         """A ranking; beside it what came of it."""

@@ -79,9 +79,11 @@ def zeta(raw: Path) -> str:
     shares = sorted({row["share"] for rows in found.values() for row in rows})
     lines = []
     above = data_of(raw / "resnet20/seed0/compare.json")["rows"]
-    known = {"legr": "20 % and 40 %, as above", "uniform": "uniform, as above"}
+    analysis = {"legr": "20 % and 40 %, as above", "uniform": "uniform, as above"}
     named = {name.replace("-", " % and ") + " %": rows for name, rows in found.items()}
-    named |= {name: [row for row in above if row["method"] == key] for key, name in known.items()}
+    named |= {
+        name: [row for row in above if row["method"] == key] for key, name in analysis.items()
+    }
     for name, rows in named.items():
         reached = {row["share"]: percent(row["accuracy"]) for row in rows}
         lines.append([name, *(reached.get(share, "") for share in shares)])

@@ -9,27 +9,28 @@ import functools
 import numpy as np
 
 from legr_cli.baselines.states import Walker
-from legr_cli.baselines.uniform import even
 from legr_cli.cost import Cost
-from legr_cli.cut import arrange
-from legr_cli.pruning import Study
+from legr_cli.cut import arrange, uniform_scores
+from legr_cli.pruning import Analysis
 from legr_cli.ranking import Ranking, identity, importance, scored
 from legr_cli.search.evolution import Genes
-from legr_cli.search.learn import Way
+from legr_cli.search.run import Strategy
 from legr_cli.settings import Search
 
 METHOD = "amc"
 
 
-def reinforced(known: Study, settings: Search) -> Way:
+def reinforced(analysis: Analysis, settings: Search) -> Strategy:
     """AMC's search at one target."""
-    places = even(importance(known.filters, identity(known.filters)), known.cost.group_of)
-    return Way(_Ratios(known, settings), functools.partial(kept, known, places))
+    places = uniform_scores(
+        importance(analysis.filters, identity(analysis.filters)), analysis.cost.group_of
+    )
+    return Strategy(_Ratios(analysis, settings), functools.partial(kept, analysis, places))
 
 
-def kept(known: Study, places: np.ndarray, genes: Genes) -> Ranking:
+def kept(analysis: Analysis, places: np.ndarray, genes: Genes) -> Ranking:
     """Above 0 are the best units of each group, as many as its ratio says."""
-    return scored(known.filters, places - 1 + genes["ratio"][known.cost.group_of], METHOD)
+    return scored(analysis.filters, places - 1 + genes["ratio"][analysis.cost.group_of], METHOD)
 
 
 def bound(cost: Cost, counts: np.ndarray, group: int, budget: float) -> int:
@@ -46,16 +47,16 @@ def bound(cost: Cost, counts: np.ndarray, group: int, budget: float) -> int:
 class _Ratios(Walker):
     """A ratio for each group, in the order of the network."""
 
-    def __init__(self, known: Study, settings: Search) -> None:
-        self.known, self.settings = known, settings
-        super().__init__(known, leaders(known), 1, settings)
-        scores = importance(known.filters, identity(known.filters))
-        blocks = arrange(known.units, known.cost, scores, settings.min_keep, settings.align)
-        self.least = blocks.units(blocks.protected, known.cost)
+    def __init__(self, analysis: Analysis, settings: Search) -> None:
+        self.analysis, self.settings = analysis, settings
+        super().__init__(analysis, leaders(analysis), 1, settings)
+        scores = importance(analysis.filters, identity(analysis.filters))
+        blocks = arrange(analysis.units, analysis.cost, scores, settings.min_keep, settings.align)
+        self.least = blocks.units(blocks.protected, analysis.cost)
 
     def genes(self, number: int) -> Genes:
         """One episode through the groups."""
-        cost, flops, counts = self.known.cost, self.known.flops, self.least.copy()
+        cost, flops, counts = self.analysis.cost, self.analysis.flops, self.least.copy()
         decided = 0
 
         def reduced() -> float:
@@ -74,11 +75,11 @@ class _Ratios(Walker):
         return {"ratio": self.walk(number, take, reduced)[:, 0]}
 
 
-def leaders(known: Study) -> list[str]:
+def leaders(analysis: Analysis) -> list[str]:
     """For each group the first layer that makes units of it."""
     found: dict[int, str] = {}
-    for name, layer in known.units.flow.layers.items():
-        of = known.units.of(layer.out)
-        for group in np.unique(known.cost.group_of[of[of >= 0]]).tolist():
+    for name, layer in analysis.units.flow.layers.items():
+        of = analysis.units.of(layer.out)
+        for group in np.unique(analysis.cost.group_of[of[of >= 0]]).tolist():
             found.setdefault(group, name)
-    return [found[group] for group in range(len(known.cost.sizes))]
+    return [found[group] for group in range(len(analysis.cost.sizes))]

@@ -5,26 +5,26 @@ import functools
 import numpy as np
 
 from legr_cli.baselines.states import Walker
-from legr_cli.pruning import Study
+from legr_cli.pruning import Analysis
 from legr_cli.ranking import affine, spread
 from legr_cli.search.evolution import Genes
-from legr_cli.search.learn import Way
+from legr_cli.search.run import Strategy
 from legr_cli.settings import Search
 
 REACH = 2.0  # log α is within ± so many σ of 0, κ within ± so many of its layer's deviations
 
 
-def reinforced(known: Study, settings: Search) -> Way:
+def reinforced(analysis: Analysis, settings: Search) -> Strategy:
     """The search; what is found is a ranking for all targets."""
-    return Way(_Rows(known, settings), functools.partial(affine, known.filters))
+    return Strategy(_Rows(analysis, settings), functools.partial(affine, analysis.filters))
 
 
 class _Rows(Walker):
     """Two actions for each layer; what a ranking removes is known only when all are chosen."""
 
-    def __init__(self, known: Study, settings: Search) -> None:
-        super().__init__(known, list(known.filters.names), 2, settings)
-        self.spread, self.sigma = spread(known.filters), settings.sigma
+    def __init__(self, analysis: Analysis, settings: Search) -> None:
+        super().__init__(analysis, list(analysis.filters.names), 2, settings)
+        self.spread, self.sigma = spread(analysis.filters), settings.sigma
 
     def genes(self, number: int) -> Genes:
         """One episode through the layers."""

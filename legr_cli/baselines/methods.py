@@ -5,24 +5,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from legr_cli.baselines import amc, legr_ddpg
-from legr_cli.baselines.arena import ASIDE, Arena, Level, Method
+from legr_cli.baselines.context import ASIDE, Level, Method, MethodContext
+from legr_cli.baselines.effort import Effort
 from legr_cli.baselines.fisher import fisher
+from legr_cli.baselines.gradual import prune_gradually
 from legr_cli.baselines.morphnet import morphnet
 from legr_cli.baselines.random_search import drawn
-from legr_cli.baselines.rounds import gradually
-from legr_cli.baselines.spent import Spent
 from legr_cli.baselines.taylor import TAYLOR
 from legr_cli.errors import SettingError
 from legr_cli.journal import journal
-from legr_cli.pruning import Study, ranking_for
+from legr_cli.pruning import Analysis, resolve_ranking
 from legr_cli.ranking import Ranking
 from legr_cli.search.history import HISTORY, history_of
-from legr_cli.search.learn import Progress, Way, evolving, search
-from legr_cli.search.session import Session, candidate_images
+from legr_cli.search.run import Progress, Strategy, evolution_strategy, search
+from legr_cli.search.setup import SearchSetup, candidate_images
 from legr_cli.settings import Search
 from legr_cli.targets import Target, falling, percents
 
-Ways = Callable[[Study, Search], Way]
+Strategies = Callable[[Analysis, Search], Strategy]
 
 
 @dataclass(frozen=True)
@@ -43,77 +43,95 @@ def parse_methods(text: str) -> tuple[str, ...]:
 
 
 def _unsearched(
-    name: str | None, arena: Arena, _: list[Target], todo: set[Target]
+    name: str | None, context: MethodContext, _: list[Target], todo: set[Target]
 ) -> Iterator[Level]:
     """Norms alone: nothing to learn, nothing to pay."""
     for target in falling(todo):
-        yield Level(target, arena.known, ranking_for(arena.known, name), Spent())
+        yield Level(target, context.analysis, resolve_ranking(context.analysis, name), Effort())
 
 
 def _once(
-    name: str, way: Ways, arena: Arena, targets: list[Target], todo: set[Target]
+    name: str,
+    strategy: Strategies,
+    context: MethodContext,
+    targets: list[Target],
+    todo: set[Target],
 ) -> Iterator[Level]:
     """One search, as a rule at the lowest target, for all of them; the first one pays for it."""
     if todo:
-        at = arena.settings.search_flops or (targets[-1].value,)
-        ranking, spent = _searched(name, way, arena, at, None)
+        at = context.settings.search_flops or (targets[-1].value,)
+        ranking, effort = _searched(name, strategy, context, at, None)
         for target in falling(todo):
-            yield Level(target, arena.known, ranking, spent if target == targets[0] else Spent())
+            yield Level(
+                target, context.analysis, ranking, effort if target == targets[0] else Effort()
+            )
 
 
 def _each(
-    name: str, way: Ways, arena: Arena, _: list[Target], todo: set[Target]
+    name: str, strategy: Strategies, context: MethodContext, _: list[Target], todo: set[Target]
 ) -> Iterator[Level]:
     """A search for each target."""
     for target in falling(todo):
-        yield Level(target, arena.known, *_searched(name, way, arena, (target.value,), target))
+        yield Level(
+            target, context.analysis, *_searched(name, strategy, context, (target.value,), target)
+        )
 
 
 def _searched(
-    name: str, way: Ways, arena: Arena, at: tuple[float, ...], only: Target | None
-) -> tuple[Ranking, Spent]:
+    name: str,
+    strategy: Strategies,
+    context: MethodContext,
+    at: tuple[float, ...],
+    only: Target | None,
+) -> tuple[Ranking, Effort]:
     """A search on record, what it found and what it took."""
-    settings = arena.settings.search(at, arena.seed)
-    session = Session(arena.known, arena.data, settings, arena.device, name, way)
-    history = history_of(arena.file(name, only))
+    settings = context.settings.search(at, context.seed)
+    setup = SearchSetup(context.analysis, context.data, settings, context.device, name, strategy)
+    history = history_of(context.file(name, only))
 
     def watch(state: Progress) -> None:
         best = f"best {state.best['accuracy']:.2%}"
-        arena.tell(f"candidate {state.done}/{settings.candidates} at {percents(at)}, {best}")
+        context.tell(f"candidate {state.done}/{settings.candidates} at {percents(at)}, {best}")
 
-    header = {**session.header(), "dense": arena.dense}
+    header = {**setup.header(), "dense": context.dense}
     with journal(history, replace(HISTORY, anew=ASIDE), header, resume=True) as book:
-        crew = session.crew()
+        pool = setup.pool()
         try:
             found = search(
-                session.known, settings, way(session.known, settings), crew, book, watch, arena.tell
+                setup.analysis,
+                settings,
+                strategy(setup.analysis, settings),
+                pool,
+                book,
+                watch,
+                context.tell,
             )
         finally:
-            crew.dismiss()
+            pool.shutdown()
         tried = [line for line in book.lines.values() if "seconds" in line]
         thought = sum(line.get("think_seconds", 0.0) for line in book.lines.values())
-    spent = Spent(
+    effort = Effort(
         sum(line["seconds"] for line in tried) + thought,
         len(tried) * len(at) * settings.steps * (settings.fitness == "finetune"),
-        len(tried) * candidate_images(arena.data, settings),
+        len(tried) * candidate_images(context.data, settings),
     )
-    return session.ranking(found, arena.dense, history.name), spent
+    return setup.ranking(found, context.dense, history.name), effort
 
 
-def _fisher(arena: Arena, targets: list[Target], todo: set[Target]) -> Iterator[Level]:
+def _fisher(context: MethodContext, targets: list[Target], todo: set[Target]) -> Iterator[Level]:
     """With λ as it was set."""
-    criterion = fisher(arena.settings.fisher_weight)
-    return gradually("fisher", criterion, arena, targets, todo)
+    criterion = fisher(context.settings.fisher_weight)
+    return prune_gradually("fisher", criterion, context, targets, todo)
 
 
 METHODS = {
-    "legr": Entry(partial(_once, "legr", evolving)),
+    "legr": Entry(partial(_once, "legr", evolution_strategy)),
     "norm": Entry(partial(_unsearched, None)),
     "uniform": Entry(partial(_unsearched, "uniform")),
     "random": Entry(partial(_once, "random", drawn)),
     "legr-ddpg": Entry(partial(_once, "legr-ddpg", legr_ddpg.reinforced)),
     "amc": Entry(partial(_each, "amc", amc.reinforced), each=True),
-    "taylor": Entry(partial(gradually, "taylor", TAYLOR)),
+    "taylor": Entry(partial(prune_gradually, "taylor", TAYLOR)),
     "fisher": Entry(_fisher),
     "morphnet": Entry(morphnet, each=True),
 }

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from legr_cli.baselines.arena import Arena, Level
-from legr_cli.baselines.rounds import ROUNDS, learn, own_copy
-from legr_cli.baselines.spent import read, total
+from legr_cli.baselines.context import Level, MethodContext
+from legr_cli.baselines.effort import read, total
+from legr_cli.baselines.gradual import ROUNDS, copy_analysis, learn
 from legr_cli.channels.units import Units
 from legr_cli.errors import ModelError
 from legr_cli.journal import Line
-from legr_cli.pruning import Study
+from legr_cli.pruning import Analysis
 from legr_cli.targets import Target, falling
-from legr_cli.training.epochs import Files, recorded
 from legr_cli.training.loop import Loss, Trainer, cross_entropy, sgd
+from legr_cli.training.resume import Files, recorded
 
 METHOD = "morphnet"
 DEAD = 0.01  # a unit whose γ are all smaller is as good as gone
@@ -32,29 +32,29 @@ MOMENTUM = 0.9
 STRIDE = 4.0  # between values of λ while only one side of the target is known
 
 
-def morphnet(arena: Arena, _targets: list[Target], todo: set[Target]) -> Iterator[Level]:
+def morphnet(context: MethodContext, _targets: list[Target], todo: set[Target]) -> Iterator[Level]:
     """For each target: train with some λ, and rank units by their γ in the nearest result."""
-    if not any((of >= 0).any() for _, of in _gammas(arena.known.units)):
+    if not any((of >= 0).any() for _, of in _gammas(context.analysis.units)):
         raise ModelError("it needs BatchNorm with a γ, and this network has none")
-    settings, known = arena.settings, arena.known
+    settings, analysis = context.settings, context.analysis
     for target in falling(todo):
-        budget = target.value * known.flops
+        budget = target.value * analysis.flops
         about = {name: getattr(settings, name) for name in ("trials", "trial_steps", "lr")}
         about["flops"] = target.value
-        files = Files(arena.work(METHOD, target), resume=True, force=False, kind=ROUNDS)
-        best = torch.zeros(known.units.count, dtype=torch.double)
-        with recorded(files, arena.header(METHOD, **about), {"scores": best}) as record:
+        files = Files(context.work(METHOD, target), resume=True, force=False, kind=ROUNDS)
+        best = torch.zeros(analysis.units.count, dtype=torch.double)
+        with recorded(files, context.header(METHOD, **about), {"scores": best}) as record:
             for number in range(len(record.book.lines) + 1, settings.trials + 1):
                 lines = list(record.book.lines.values())
-                weight = next_weight(lines, budget, _first(arena))
-                arena.tell(f"trial {number}/{settings.trials}, λ = {weight:.3g}")
-                line, scores = _trial(arena, number, weight)
+                weight = next_weight(lines, budget, _first(context))
+                context.tell(f"trial {number}/{settings.trials}, λ = {weight:.3g}")
+                line, scores = _trial(context, number, weight)
                 gaps = [abs(other["flops"] - budget) for other in (*lines, line)]
                 if gaps[-1] <= min(gaps):
                     best.copy_(torch.from_numpy(scores))
                 record.keep(line, {"scores": best})
-            spent = total(map(read, record.book.lines.values()))
-            yield Level(target, known, arena.ranking(METHOD, best.numpy(), **about), spent)
+            effort = total(map(read, record.book.lines.values()))
+            yield Level(target, analysis, context.ranking(METHOD, best.numpy(), **about), effort)
         files.state.unlink(missing_ok=True)
 
 
@@ -77,35 +77,39 @@ def worth(units: Units) -> Tensor:
     return none.scatter_reduce(0, index, values, "amax", include_self=True)
 
 
-def regulariser(known: Study) -> Tensor:
+def regulariser(analysis: Analysis) -> Tensor:
     """Σ over units of ∂FLOPs/∂unit · |γ|, as a share of the dense network's FLOPs."""
-    cost, values = known.cost, worth(known.units)
-    price = cost.marginal(cost.flops, _alive(known, values))[cost.group_of] / known.flops
+    cost, values = analysis.cost, worth(analysis.units)
+    price = cost.marginal(cost.flops, _alive(analysis, values))[cost.group_of] / analysis.flops
     weights = torch.from_numpy(price).to(values)
     return (weights * values.clamp(min=0)).sum()
 
 
-def _alive(known: Study, values: Tensor) -> np.ndarray:
+def _alive(analysis: Analysis, values: Tensor) -> np.ndarray:
     """Units of each group that are alive; a unit without γ always is, and one of each group."""
     alive = ((values < 0) | (values > DEAD)).cpu().numpy()
-    return np.maximum(known.cost.counts(alive), 1)
+    return np.maximum(analysis.cost.counts(alive), 1)
 
 
-def _trial(arena: Arena, number: int, weight: float) -> tuple[Line, np.ndarray]:
+def _trial(context: MethodContext, number: int, weight: float) -> tuple[Line, np.ndarray]:
     """Train a copy with one λ; what is left alive of the FLOPs, and the scores of units."""
-    begun, settings, known = time.perf_counter(), arena.settings, own_copy(arena.known)
-    model = known.units.flow.traced.to(arena.where).requires_grad_(True)
-    trainer = Trainer(model, sgd(model, settings.lr, MOMENTUM), _loss(known, weight))
-    learn(arena, trainer, settings.trial_steps, number)
+    begun, settings, analysis = (
+        time.perf_counter(),
+        context.settings,
+        copy_analysis(context.analysis),
+    )
+    model = analysis.units.flow.traced.to(context.where).requires_grad_(True)
+    trainer = Trainer(model, sgd(model, settings.lr, MOMENTUM), _loss(analysis, weight))
+    learn(context, trainer, settings.trial_steps, number)
     model.cpu()
-    values = worth(known.units).detach()
+    values = worth(analysis.units).detach()
     if not torch.isfinite(values).all():
         raise ModelError("the loss is no number any more: pass a lower --lr")
-    cost = known.cost
+    cost = analysis.cost
     line = {
         "round": number,
         "lambda": weight,
-        "flops": cost.of(cost.flops, _alive(known, values)),
+        "flops": cost.of(cost.flops, _alive(analysis, values)),
         "seconds": round(time.perf_counter() - begun, 4),
         "steps": settings.trial_steps,
         "images": settings.trial_steps * settings.batch_size,
@@ -113,19 +117,19 @@ def _trial(arena: Arena, number: int, weight: float) -> tuple[Line, np.ndarray]:
     return line, _scores(values)
 
 
-def _loss(known: Study, weight: float) -> Loss:
+def _loss(analysis: Analysis, weight: float) -> Loss:
     """Cross entropy + λ · regulariser."""
 
     def loss(logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(logits, images, labels) + weight * regulariser(known)
+        return cross_entropy(logits, images, labels) + weight * regulariser(analysis)
 
     return loss
 
 
-def _first(arena: Arena) -> float:
+def _first(context: MethodContext) -> float:
     """The λ at which a unit of average cost loses a γ of 1 in one trial, were it worth nothing."""
-    settings, cost = arena.settings, arena.known.cost
-    price = cost.marginal(cost.flops, cost.sizes)[cost.group_of].mean() / arena.known.flops
+    settings, cost = context.settings, context.analysis.cost
+    price = cost.marginal(cost.flops, cost.sizes)[cost.group_of].mean() / context.analysis.flops
     return float((1 - MOMENTUM) / (settings.lr * settings.trial_steps * price))
 
 

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
-from legr_cli.pruning import Study
-from legr_cli.search.learn import Way, evolving
+from legr_cli.pruning import Analysis
+from legr_cli.search.run import Strategy, evolution_strategy
 from legr_cli.settings import Search
 
 
-def drawn(known: Study, settings: Search) -> Way:
+def drawn(analysis: Analysis, settings: Search) -> Strategy:
     """The identity, and then every layer of every candidate at random."""
-    return evolving(known, replace(settings, start="random", population=settings.candidates))
+    return evolution_strategy(
+        analysis, replace(settings, start="random", population=settings.candidates)
+    )

@@ -11,15 +11,15 @@ import numpy as np
 
 from legr_cli.baselines.ddpg import Agent, Step
 from legr_cli.channels.layers import layer_at
-from legr_cli.pruning import Study
+from legr_cli.pruning import Analysis
 from legr_cli.search.evolution import Candidate, Explorer, Fitness, Genes
 from legr_cli.settings import Search
 
 
-def described(known: Study, names: list[str]) -> np.ndarray:
+def described(analysis: Analysis, names: list[str]) -> np.ndarray:
     """Of each of these layers t, n, c, h, w, stride, k, FLOPs[t], and rest: all FLOPs after it."""
-    flow = known.units.flow
-    flops = known.cost.flops_by_layer(known.cost.sizes)
+    flow = analysis.units.flow
+    flops = analysis.cost.flops_by_layer(analysis.cost.sizes)
     nodes = {
         layer.name: node for node in flow.traced.graph.nodes if (layer := layer_at(flow, node))
     }
@@ -35,7 +35,7 @@ def described(known: Study, names: list[str]) -> np.ndarray:
         rows.append([t, out, into, height, width, stride, kernel, flops[name]])
     table = np.array(rows, float)
     table[:, :7] /= np.maximum(table[:, :7].max(0), 1)
-    table[:, 7] /= known.flops
+    table[:, 7] /= analysis.flops
     return np.column_stack([table, table[:, 7].sum() - np.cumsum(table[:, 7])])
 
 
@@ -46,9 +46,11 @@ class Walker(Explorer):
     says what share of the FLOPs is gone by then.
     """
 
-    def __init__(self, known: Study, names: list[str], actions: int, settings: Search) -> None:
+    def __init__(
+        self, analysis: Analysis, names: list[str], actions: int, settings: Search
+    ) -> None:
         super().__init__()
-        self.table = described(known, names)
+        self.table = described(analysis, names)
         rng = np.random.default_rng(settings.seed)
         self.agent = Agent(10 + actions, actions, settings.candidates, rng)
         self.episodes: dict[int, list[Step]] = {}

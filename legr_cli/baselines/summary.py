@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from legr_cli.baselines.spent import Spent, read, total
+from legr_cli.baselines.effort import Effort, read, total
 from legr_cli.journal import Line, is_share
 
 FORMAT, VERSION = "legr-comparison", 1
@@ -22,35 +22,35 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Standing:
+class MethodSummary:
     """A method over all targets."""
 
     method: str
     points: dict[str, Point]  # by target
     refused: dict[str, str]  # targets it did not reach, and why
-    pruning: Spent  # of one seed, on average
-    tuning: Spent
+    pruning: Effort  # of one seed, on average
+    tuning: Effort
     times: dict[str, float | None] = field(default_factory=dict)  # costs over LeGR's
 
 
-def standings(lines: Iterable[Line]) -> list[Standing]:
+def summarize(lines: Iterable[Line]) -> list[MethodSummary]:
     """Of every method in the order of the lines."""
     by_method: dict[str, list[Line]] = {}
     for line in lines:
         by_method.setdefault(line["method"], []).append(line)
     found = [_standing(method, own) for method, own in by_method.items()]
-    legr = next((standing for standing in found if standing.method == "legr"), None)
-    for standing in found:
-        standing.times.update(_times(standing, legr))
+    legr = next((summaries for summaries in found if summaries.method == "legr"), None)
+    for summaries in found:
+        summaries.times.update(_times(summaries, legr))
     return found
 
 
-def _standing(method: str, lines: list[Line]) -> Standing:
+def _standing(method: str, lines: list[Line]) -> MethodSummary:
     """One method."""
     done = [line for line in lines if "error" not in line]
     seeds = max(1, len({line["seed"] for line in done}))
     targets = dict.fromkeys(line["target"] for line in done)
-    return Standing(
+    return MethodSummary(
         method,
         {target: _point([line for line in done if line["target"] == target]) for target in targets},
         {line["target"]: line["error"] for line in lines if "error" in line},
@@ -59,10 +59,10 @@ def _standing(method: str, lines: list[Line]) -> Standing:
     )
 
 
-def _mean(seeds: int, parts: list[Spent]) -> Spent:
+def _mean(seeds: int, parts: list[Effort]) -> Effort:
     """What one seed took."""
     whole = total(parts)
-    return Spent(whole.seconds / seeds, whole.steps // seeds, whole.images // seeds)
+    return Effort(whole.seconds / seeds, whole.steps // seeds, whole.images // seeds)
 
 
 def _point(lines: list[Line]) -> Point:
@@ -77,7 +77,7 @@ def _point(lines: list[Line]) -> Point:
     )
 
 
-def _times(own: Standing, legr: Standing | None) -> dict[str, float | None]:
+def _times(own: MethodSummary, legr: MethodSummary | None) -> dict[str, float | None]:
     """Seconds of pruning and of everything, over LeGR's."""
     if legr is None or not legr.pruning.seconds:
         return {"pruning": None, "all": None}
@@ -109,8 +109,8 @@ def is_row(row: Line) -> bool:
         return named
     costs = all(_is_count(row.get(key)) and row[key] for key in ("flops", "dense_flops"))
     reached = all(is_share(row.get(key)) for key in ("before", "accuracy"))
-    spent = (row.get(key) for key in ("pruning", "tuning"))
-    return named and costs and reached and all(map(_is_spent, spent))
+    effort = (row.get(key) for key in ("pruning", "tuning"))
+    return named and costs and reached and all(map(_is_spent, effort))
 
 
 def _is_spent(value: object) -> bool:

@@ -8,8 +8,8 @@ from torch import fx, nn
 
 from legr_cli.channels.flow import Layer
 from legr_cli.channels.gates import Gated, shut
+from legr_cli.channels.id_tensors import tensors
 from legr_cli.channels.trace import evaluating
-from legr_cli.channels.twins import tensors
 from legr_cli.channels.units import Kept, Units
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from legr_cli.channels.id_tensors import tensors
 from legr_cli.channels.push import push
-from legr_cli.channels.rewrite import rehearse
+from legr_cli.channels.rewrite import check_shape_ops
 from legr_cli.channels.trace import evaluating, run_once, seeded, trace
-from legr_cli.channels.twins import tensors
 from legr_cli.channels.units import Units, number
 from legr_cli.errors import ModelError
 
@@ -21,7 +21,7 @@ def couple(model: nn.Module, input_shape: tuple[int, ...]) -> Units:
     traced = trace(model)
     flow = push(traced, _observe(model, traced, input_shape))
     units = number(flow, input_shape)
-    while trouble := rehearse(units):
+    while trouble := check_shape_ops(units):
         for value, reason in trouble:
             flow.pin(value, reason)
         before, units = units.count, number(flow, input_shape)

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from legr_cli.channels.ops import Kind
+from legr_cli.channels.id_tensors import Ids, narrowed, tensors
+from legr_cli.channels.ops import OpKind
 from legr_cli.channels.slicing import Axes
-from legr_cli.channels.twins import Ids, narrowed, tensors
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Flow:
     traced: fx.GraphModule
     shapes: dict[fx.Node, Any]
     twins: dict[fx.Node, Any] = field(default_factory=dict)
-    kinds: dict[fx.Node, Kind] = field(default_factory=dict)
+    kinds: dict[fx.Node, OpKind] = field(default_factory=dict)
     layers: dict[str, Layer] = field(default_factory=dict)
     channelwise: dict[str, Ids] = field(default_factory=dict)
     terms: list[Term] = field(default_factory=list)

@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from legr_cli.channels.ops import Kind
+from legr_cli.channels.dry_run import DryRun, Gather, attempt, box
+from legr_cli.channels.ops import OpKind
 from legr_cli.channels.push import arguments
-from legr_cli.channels.rehearsal import Gather, Rehearsal, attempt, box
 from legr_cli.channels.rules import run
 
 
-def gather(stage: Rehearsal, node: fx.Node, modules: dict[str, Any]) -> Gather | None:
+def gather(stage: DryRun, node: fx.Node, modules: dict[str, Any]) -> Gather | None:
     """Express a chain of shape ops as a choice of channels of the tensors it starts from.
 
     The chain is run on places (1, 2, … in the joined sources, 0 for the ops' own zeros) to see
@@ -61,7 +61,7 @@ def _new_places(sizes: list[int], stays: list[torch.Tensor | None]) -> tuple[tor
     return torch.cat([torch.tensor([width]), place]), width
 
 
-def _chain(stage: Rehearsal, node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+def _chain(stage: DryRun, node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
     """The ops between `node` and the nearest pruned tensors, and the nodes of those tensors."""
     flow = stage.units.flow
     chain, sources, waiting = {node}, set(), [node]
@@ -80,7 +80,7 @@ def _chain(stage: Rehearsal, node: fx.Node) -> tuple[list[fx.Node], list[fx.Node
 
 
 def _replay(
-    stage: Rehearsal,
+    stage: DryRun,
     chain: list[fx.Node],
     start: dict[fx.Node, torch.Tensor],
     modules: dict[str, Any],
@@ -88,7 +88,7 @@ def _replay(
     """Run a chain of shape ops on dense tensors; None if it cannot be."""
     values: dict[fx.Node, Any] = {**stage.units.flow.twins, **start}
     for node in chain:
-        if stage.units.flow.kinds.get(node) is not Kind.SHAPE:
+        if stage.units.flow.kinds.get(node) is not OpKind.SHAPE:
             return None
         args, kwargs = arguments(node, values)
         values[node] = run(node, modules, args, kwargs)

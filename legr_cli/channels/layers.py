@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Layer, Term
+from legr_cli.channels.id_tensors import first, spread
 from legr_cli.channels.ops import CONVOLUTIONS
 from legr_cli.channels.slicing import groups_of, obeys, weight_axes
 from legr_cli.channels.trace import fetch
-from legr_cli.channels.twins import first, spread
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import fx, nn
 from torchvision.ops import StochasticDepth
 
 
-class Kind(Enum):
+class OpKind(Enum):
     """The few ways in which an op can treat channels."""
 
     LAYER = "layer"  # reads channels, makes new ones
@@ -28,34 +28,34 @@ class Kind(Enum):
 
 CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 
-_MODULES: dict[Kind, tuple[type[nn.Module], ...]] = {
-    Kind.LAYER: (nn.modules.conv._ConvNd, nn.Linear),
-    Kind.CHANNELWISE: (nn.modules.batchnorm._NormBase, nn.PReLU),
-    Kind.GROUPWISE: (nn.GroupNorm,),
-    Kind.ELEMENTWISE: (
+_MODULES: dict[OpKind, tuple[type[nn.Module], ...]] = {
+    OpKind.LAYER: (nn.modules.conv._ConvNd, nn.Linear),
+    OpKind.CHANNELWISE: (nn.modules.batchnorm._NormBase, nn.PReLU),
+    OpKind.GROUPWISE: (nn.GroupNorm,),
+    OpKind.ELEMENTWISE: (
         *(nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardsigmoid),
         *(nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Softplus, nn.Softsign),
         *(nn.LogSigmoid, nn.Threshold, nn.Hardshrink, nn.Softshrink, nn.Tanhshrink, nn.RReLU),
         *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Identity),
         *(nn.FeatureAlphaDropout, StochasticDepth),
     ),
-    Kind.SHAPE: (
+    OpKind.SHAPE: (
         *(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
         *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d),
     ),
-    Kind.SPATIAL: (
+    OpKind.SPATIAL: (
         *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
         *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.LPPool1d),
         *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.LPPool2d),
         *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReplicationPad1d, nn.ReplicationPad2d),
         *(nn.CircularPad1d, nn.CircularPad2d, nn.ConstantPad1d, nn.ConstantPad2d, nn.Upsample),
     ),
-    Kind.REDUCE: (nn.Softmax, nn.LogSoftmax),
+    OpKind.REDUCE: (nn.Softmax, nn.LogSoftmax),
 }
 
-_FUNCTIONS: dict[Kind, tuple[Any, ...]] = {
-    Kind.LAYER: (*CONVOLUTIONS, F.linear),
-    Kind.ELEMENTWISE: (
+_FUNCTIONS: dict[OpKind, tuple[Any, ...]] = {
+    OpKind.LAYER: (*CONVOLUTIONS, F.linear),
+    OpKind.ELEMENTWISE: (
         *(F.relu, F.relu_, torch.relu, F.relu6, F.hardswish, F.silu, F.gelu, F.sigmoid, F.tanh),
         *(torch.sigmoid, torch.tanh, F.hardsigmoid, F.hardtanh, F.leaky_relu, F.elu, F.selu),
         *(F.celu, F.mish, F.softplus, F.softsign, F.logsigmoid, F.dropout, F.dropout2d),
@@ -78,7 +78,7 @@ _FUNCTIONS: dict[Kind, tuple[Any, ...]] = {
         *(F.leaky_relu_, F.hardtanh_, F.elu_, F.threshold, F.rrelu, F.dropout1d, F.dropout3d),
         *(F.alpha_dropout, F.feature_alpha_dropout, torch.round, torch.floor, torch.ceil),
     ),
-    Kind.SHAPE: (
+    OpKind.SHAPE: (
         *(torch.cat, torch.concat, torch.concatenate, torch.stack, torch.chunk, torch.split),
         *(torch.tensor_split, torch.unbind, torch.flatten, torch.unflatten, torch.reshape),
         *(torch.permute, torch.transpose, torch.swapaxes, torch.movedim, torch.squeeze),
@@ -87,28 +87,28 @@ _FUNCTIONS: dict[Kind, tuple[Any, ...]] = {
         *(torch.zeros_like, F.pad, F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle),
         operator.getitem,
     ),
-    Kind.SPATIAL: (
+    OpKind.SPATIAL: (
         *(F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d),
         *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
         *(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, F.interpolate),
     ),
-    Kind.REDUCE: (torch.mean, torch.sum, torch.amax, torch.amin, torch.softmax, F.softmax),
+    OpKind.REDUCE: (torch.mean, torch.sum, torch.amax, torch.amin, torch.softmax, F.softmax),
 }
 
-_METHODS: dict[Kind, tuple[str, ...]] = {
-    Kind.ELEMENTWISE: (
+_METHODS: dict[OpKind, tuple[str, ...]] = {
+    OpKind.ELEMENTWISE: (
         *("relu", "relu_", "sigmoid", "sigmoid_", "tanh", "add", "add_", "sub", "sub_", "mul"),
         *("mul_", "div", "div_", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "square"),
         *("clip", "clip_", "clamp_min", "clamp_max", "erf", "sin", "cos", "sign", "reciprocal"),
         *("clamp", "clamp_", "clone", "detach", "float", "half", "double", "to", "type_as"),
     ),
-    Kind.SHAPE: (
+    OpKind.SHAPE: (
         *("view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "squeeze"),
         *("unsqueeze", "contiguous", "expand", "expand_as", "repeat", "repeat_interleave", "chunk"),
         *("split", "tensor_split", "unbind", "narrow", "select", "flip", "roll", "tile", "movedim"),
         *("index_select", "view_as", "reshape_as", "new_zeros"),
     ),
-    Kind.REDUCE: ("mean", "sum", "amax", "amin", "softmax", "log_softmax"),
+    OpKind.REDUCE: ("mean", "sum", "amax", "amin", "softmax", "log_softmax"),
 }
 
 _KIND_OF_FUNCTION = {function: kind for kind, row in _FUNCTIONS.items() for function in row}
@@ -137,23 +137,23 @@ _COPIES = (  # shape ops whose result is memory of its own, never a view
 )
 
 
-def may_be_view(node: fx.Node, kind: Kind | None) -> bool:
+def may_be_view(node: fx.Node, kind: OpKind | None) -> bool:
     """Whether a node's result may share its memory with the tensor it was made from."""
     name = getattr(node.target, "__name__", node.target)
-    return kind is Kind.SHAPE and name not in _COPIES
+    return kind is OpKind.SHAPE and name not in _COPIES
 
 
-def kind_of(node: fx.Node, modules: dict[str, nn.Module]) -> Kind:
+def kind_of(node: fx.Node, modules: dict[str, nn.Module]) -> OpKind:
     """The kind of a call node; `Kind.UNKNOWN` when the table has no row for it."""
     if node.op == "call_module":
         module = modules[str(node.target)]
         rows = (kind for kind, types in _MODULES.items() if isinstance(module, types))
-        return next(rows, Kind.UNKNOWN)
-    table: dict[Any, Kind] = (
+        return next(rows, OpKind.UNKNOWN)
+    table: dict[Any, OpKind] = (
         _KIND_OF_FUNCTION if node.op == "call_function" else _KIND_OF_METHOD  # type: ignore[assignment]
     )
-    kind = table.get(node.target, Kind.UNKNOWN)
-    return Kind.SPATIAL if _pads_space(node) else kind
+    kind = table.get(node.target, OpKind.UNKNOWN)
+    return OpKind.SPATIAL if _pads_space(node) else kind
 
 
 def _pads_space(node: fx.Node) -> bool:

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Term
-from legr_cli.channels.ops import CONVOLUTIONS, Kind, describe, kind_of, may_be_view
+from legr_cli.channels.id_tensors import Ids, spread, tensors
+from legr_cli.channels.ops import CONVOLUTIONS, OpKind, describe, kind_of, may_be_view
 from legr_cli.channels.rules import RULES, asks_for_shape, indexes
 from legr_cli.channels.slicing import width_out
 from legr_cli.channels.trace import TensorShape, fetch, in_place
-from legr_cli.channels.twins import Ids, spread, tensors
 
 
 def push(traced: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Flow:
@@ -49,12 +49,12 @@ def _push_node(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> Any:
     flow.kinds[node] = kind = kind_of(node, modules)
     twin = None
     hooked, base = _has_hooks(module), _base_of_view(flow, node, modules)
-    if not hooked and base is None and (tensors((args, kwargs)) or kind is Kind.SHAPE):
+    if not hooked and base is None and (tensors((args, kwargs)) or kind is OpKind.SHAPE):
         twin = RULES[kind](flow, node, module, args, kwargs)
     if twin is None:
-        if module is not None and kind is Kind.LAYER:
+        if module is not None and kind is OpKind.LAYER:
             flow.strangers[str(node.target)] = width_out(module)
-        flow.kinds[node] = Kind.UNKNOWN
+        flow.kinds[node] = OpKind.UNKNOWN
         reason = describe(node, modules) + (", which has hooks" if hooked else "")
         flow.pin((args, kwargs, flow.twins[base] if base else ()), reason)
         twin = _pinned(flow, shape, reason)

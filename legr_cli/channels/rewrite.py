@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import fx
 
+from legr_cli.channels.dry_run import DryRun, Reshape, Rewrite, attempt, pruned_ids
 from legr_cli.channels.gather import gather
-from legr_cli.channels.ops import RESHAPE_MODULES, RESHAPES, Kind, describe
+from legr_cli.channels.id_tensors import Ids, tensors
+from legr_cli.channels.ops import RESHAPE_MODULES, RESHAPES, OpKind, describe
 from legr_cli.channels.push import arguments
-from legr_cli.channels.rehearsal import Rehearsal, Reshape, Rewrite, attempt, pruned_twin
 from legr_cli.channels.rules import asks_for_shape, run
-from legr_cli.channels.twins import Ids, tensors
 from legr_cli.channels.units import Kept, Units
 
 
-def rehearse(units: Units) -> list[tuple[Any, str]]:
+def check_shape_ops(units: Units) -> list[tuple[Any, str]]:
     """Play two random plans; the twins to pin, with the op that stands in the way."""
     rng = np.random.default_rng(0)
     for _ in range(2):
@@ -29,41 +29,41 @@ def rehearse(units: Units) -> list[tuple[Any, str]]:
     return []
 
 
-def play(units: Units, kept: Kept) -> Rehearsal:
+def play(units: Units, kept: Kept) -> DryRun:
     """Walk through the network with the removed channels gone."""
-    stage = Rehearsal(units, kept)
+    stage = DryRun(units, kept)
     modules = dict(units.flow.traced.named_modules())
     for node in units.flow.traced.graph.nodes:
         stage.values[node] = _play_node(stage, node, modules)
     return stage
 
 
-def _play_node(stage: Rehearsal, node: fx.Node, modules: dict[str, Any]) -> Any:
+def _play_node(stage: DryRun, node: fx.Node, modules: dict[str, Any]) -> Any:
     """The pruned twin of a node; trouble is noted where it cannot have one."""
     flow = stage.units.flow
     dense = flow.twins[node]
     if node.op == "output":
         return None
     if node.op in ("placeholder", "get_attr"):
-        return pruned_twin(stage, dense) if flow.has_twin(node) else dense
+        return pruned_ids(stage, dense) if flow.has_twin(node) else dense
     args, kwargs = arguments(node, stage.values)
     kind = flow.kinds.get(node)
     if kind is None:
         return _plain_value(stage, node, modules, args, kwargs)
-    if kind is Kind.SHAPE:
+    if kind is OpKind.SHAPE:
         return _shape_op(stage, node, modules, args, kwargs)
-    if kind is Kind.UNKNOWN:
+    if kind is OpKind.UNKNOWN:
         return dense  # it reads and gives only what stays
-    twin = pruned_twin(stage, dense)
+    twin = pruned_ids(stage, dense)
     ragged = twin is None or any(stage.values[n] is None for n in node.all_input_nodes)
-    numbers = kind is not Kind.LAYER and _numbers(args, kwargs)  # surgery sets a layer's own
+    numbers = kind is not OpKind.LAYER and _numbers(args, kwargs)  # surgery sets a layer's own
     if ragged or (numbers and numbers != _numbers(*arguments(node, flow.twins))):
         _note(stage, node, modules)
     return twin
 
 
 def _plain_value(
-    stage: Rehearsal, node: fx.Node, modules: dict[str, Any], args: Any, kwargs: Any
+    stage: DryRun, node: fx.Node, modules: dict[str, Any], args: Any, kwargs: Any
 ) -> Any:
     """A size or number, computed again on the pruned twins."""
     flow = stage.units.flow
@@ -86,21 +86,19 @@ def _numbers(args: Any, kwargs: Any) -> list[Any]:
     return [v for v in found if isinstance(v, int | float)]
 
 
-def _note(stage: Rehearsal, node: fx.Node, modules: dict[str, Any]) -> None:
+def _note(stage: DryRun, node: fx.Node, modules: dict[str, Any]) -> None:
     """This op cannot work on fewer channels: all that it touches has to stay."""
     twins = stage.units.flow.twins
     touched = [twins[n] for n in node.all_input_nodes] + [twins[node]]
     stage.trouble.append((touched, describe(node, modules)))
 
 
-def _shape_op(
-    stage: Rehearsal, node: fx.Node, modules: dict[str, Any], args: Any, kwargs: Any
-) -> Any:
+def _shape_op(stage: DryRun, node: fx.Node, modules: dict[str, Any], args: Any, kwargs: Any) -> Any:
     """Keep the op if it gives the wanted ids on fewer channels, else rewrite it."""
     dense = stage.units.flow.twins[node]
     whole = all(stage.values[n] is not None for n in node.all_input_nodes)
     many = not isinstance(dense, torch.Tensor)
-    wanted = [pruned_twin(stage, twin) for twin in tensors(dense)]
+    wanted = [pruned_ids(stage, twin) for twin in tensors(dense)]
     if whole and all(twin is not None for twin in wanted):
         made = attempt(lambda: run(node, modules, args, kwargs))
         if _same(made, wanted, stage.units.flow.constants):
@@ -133,7 +131,7 @@ def _same(made: Any, wanted: list[Ids], constants: list[Ids]) -> bool:
 
 
 def _reshape(
-    stage: Rehearsal, node: fx.Node, modules: dict[str, Any], args: Any, wanted: Ids
+    stage: DryRun, node: fx.Node, modules: dict[str, Any], args: Any, wanted: Ids
 ) -> Reshape | None:
     """The same reshape to the pruned sizes, if that puts every id in its place."""
     module = modules.get(str(node.target)) if node.op == "call_module" else None

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Term
+from legr_cli.channels.id_tensors import Ids, compact, first, spread, tensors, varies
 from legr_cli.channels.layers import layer
-from legr_cli.channels.ops import Kind, describe
+from legr_cli.channels.ops import OpKind, describe
 from legr_cli.channels.slicing import axes_of, obeys, width_out
 from legr_cli.channels.trace import TensorShape
-from legr_cli.channels.twins import Ids, compact, first, spread, tensors, varies
 
 
 def run(node: fx.Node, modules: dict[str, nn.Module], args: Any, kwargs: Any) -> Any:
@@ -198,13 +198,13 @@ def _unknown(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> 
     return None
 
 
-RULES: dict[Kind, Callable[..., Any]] = {
-    Kind.LAYER: layer,
-    Kind.CHANNELWISE: _channelwise,
-    Kind.GROUPWISE: _groupwise,
-    Kind.ELEMENTWISE: _elementwise,
-    Kind.SHAPE: _shape,
-    Kind.SPATIAL: _spatial,
-    Kind.REDUCE: _reduce,
-    Kind.UNKNOWN: _unknown,
+RULES: dict[OpKind, Callable[..., Any]] = {
+    OpKind.LAYER: layer,
+    OpKind.CHANNELWISE: _channelwise,
+    OpKind.GROUPWISE: _groupwise,
+    OpKind.ELEMENTWISE: _elementwise,
+    OpKind.SHAPE: _shape,
+    OpKind.SPATIAL: _spatial,
+    OpKind.REDUCE: _reduce,
+    OpKind.UNKNOWN: _unknown,
 }

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from legr_cli.channels.dry_run import Gather, Reshape, box
 from legr_cli.channels.layers import layer_at
-from legr_cli.channels.rehearsal import Gather, Reshape, box
 from legr_cli.channels.rewrite import play
 from legr_cli.channels.slicing import Axes, like, sliced, take
 from legr_cli.channels.trace import drop_unused, fetch

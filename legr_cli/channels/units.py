@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from legr_cli.channels.flow import Flow
-from legr_cli.channels.twins import Ids, components, narrowed, tensors
+from legr_cli.channels.id_tensors import Ids, components, narrowed, tensors
 
 Kept = np.ndarray  # a bool for each unit
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from legr_cli.commands import options
-from legr_cli.commands.typed import typed
+from legr_cli.commands.invocation import command_line
 from legr_cli.errors import BenchError, OutputError, SettingError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _check_files(out: Path | None, plot: Path | None, bundle: Path | None) -> No
 
 def _write_bundle(asked: "Asked", settings: "Bench", folder: Path) -> None:
     """Everything for a board in a folder, and its names on stdout."""
-    from legr_cli.commands.show import busy, line
+    from legr_cli.commands.output import busy, line
     from legr_cli.deploy.bench import write_bundle
 
     with busy("writing the bundle") as now:
@@ -153,35 +153,35 @@ def _measured(
     asked: "Asked", settings: "Bench", ssh: str | None, python: str, need_flops: bool
 ) -> dict[str, Any]:
     """Measure, with something to look at."""
-    from legr_cli.commands.live import Live
+    from legr_cli.commands.progress import ProgressDisplay
     from legr_cli.deploy.bench import bench as measure
     from legr_cli.deploy.board import Board, place_for
 
     place = place_for(ssh, python)
     whole = round(len(asked.models) * settings.seconds)
-    with Live(100) as live:
-        live.show(0, "beginning", [f"on {place.name}"])
+    with ProgressDisplay(100) as display:
+        display.show(0, "beginning", [f"on {place.name}"])
         with Board(place, settings.threads, settings.core) as board:
             found = measure(
                 board,
                 asked,
                 settings,
-                lambda text: live.show(0, text, [f"on {place.name}"]),
-                lambda done: live.show(
+                lambda text: display.show(0, text, [f"on {place.name}"]),
+                lambda done: display.show(
                     round(done * 100), "measuring", [f"{max(0, round(whole * (1 - done)))} s left"]
                 ),
                 need_flops,
             )
-    return {**found, "command": typed()}
+    return {**found, "command": command_line()}
 
 
 def _show(found: list[dict[str, Any]], as_json: bool) -> None:
     """A table, or JSON, on stdout."""
-    from legr_cli.commands import show
-    from legr_cli.commands.latencies import table
+    from legr_cli.commands import output
+    from legr_cli.commands.bench_view import table
 
     if as_json:
-        show.emit(found[0] if len(found) == 1 else {"measurements": found})
+        output.emit(found[0] if len(found) == 1 else {"measurements": found})
         return
     for whole in found:
         table(whole)

@@ -10,7 +10,7 @@ from legr_cli.commands.options import setting
 from legr_cli.errors import OutputError, SettingError
 
 if TYPE_CHECKING:
-    from legr_cli.training.data import Data
+    from legr_cli.data.dataset import Data
 
 _SEARCH = "Searches (legr, random, legr-ddpg; amc for each target)"
 _ROUNDS, _TRIALS, _TUNING = "Rounds (taylor, fisher)", "Trials (morphnet)", "Tuning, of all alike"
@@ -133,20 +133,20 @@ def compare(
 
       legr compare dense.safetensors --data digits --methods all --repeats 3 --out versus
     """
-    from legr_cli.baselines.contest import Contest
+    from legr_cli.baselines.comparison import ComparisonRun
     from legr_cli.baselines.methods import parse_methods
-    from legr_cli.commands.contested import contested
-    from legr_cli.commands.show import busy, half_helps
-    from legr_cli.commands.typed import typed
-    from legr_cli.networks import open_network
-    from legr_cli.pruning import study
-    from legr_cli.search.session import check_fitness
+    from legr_cli.commands.compare_view import run_and_show
+    from legr_cli.commands.invocation import command_line
+    from legr_cli.commands.output import busy, half_helps
+    from legr_cli.data.dataset import parse_statistics
+    from legr_cli.models.network import open_network
+    from legr_cli.pruning import analyze
+    from legr_cli.search.setup import check_fitness
     from legr_cli.settings import FITNESS, Compare, parse_align, parse_input
     from legr_cli.targets import parse_targets
-    from legr_cli.training.data import parse_statistics
     from legr_cli.training.devices import choose
+    from legr_cli.training.inputs import Images, images_for
     from legr_cli.training.measure import check_classes
-    from legr_cli.training.opening import Images, images_for
     from legr_cli.training.recipes import settings_of
 
     others = {"amp": amp and half_helps(choose(device))}
@@ -181,8 +181,8 @@ def compare(
     with busy("reading the network") as now:
         network = open_network(checkpoint, arch, classes, size)
         network.model.float()  # images come in single precision
-        known = study(network)
-        check_fitness(known, fitness)
+        analysis = analyze(network)
+        check_fitness(analysis, fitness)
         now("reading the images")
         first = images_for(network, images, seed)
         check_classes(network.model, first)
@@ -190,8 +190,8 @@ def compare(
     def opened(number: int) -> "Data":
         return images_for(network, images, number)
 
-    contest = Contest(known, opened, settings, device, out, typed(), lambda *_: None)
-    contested(contest, first, resume, force, as_json)
+    run = ComparisonRun(analysis, opened, settings, device, out, command_line(), lambda *_: None)
+    run_and_show(run, first, resume, force, as_json)
 
 
 def _check_out(out: Path, resume: bool, force: bool) -> None:

@@ -13,7 +13,7 @@ from legr_cli.commands import options
 from legr_cli.errors import LegrError
 
 if TYPE_CHECKING:
-    from legr_cli.commands.live import Live
+    from legr_cli.commands.progress import ProgressDisplay
 
 ARCH, BUDGETS, METHODS = "small_cifar", range(20, 90, 10), ("legr", "uniform")
 
@@ -85,18 +85,21 @@ def demo(
     """
     import torch
 
-    from legr_cli.commands.live import Live, Pace
+    from legr_cli.commands.progress import Pace, ProgressDisplay
 
     _make(out)
     torch.set_num_threads(1)  # so small a network is slower on several
     plan = stages(out)
     total, done, pace = sum(len(stage.commands) for stage in plan), 0, Pace()
-    with Live(total, to=sys.stderr) as live, (out / "demo.log").open("a", encoding="utf-8") as log:
+    with (
+        ProgressDisplay(total, to=sys.stderr) as display,
+        (out / "demo.log").open("a", encoding="utf-8") as log,
+    ):
         for number, stage in enumerate(plan, 1):
-            live.say(f"{number}/{len(plan)} {stage.title}", "bold")
-            _teach(live, stage)
+            display.say(f"{number}/{len(plan)} {stage.title}", "bold")
+            _teach(display, stage)
             for words in stage.commands:
-                live.show(done, stage.title, pace.left(done, total))
+                display.show(done, stage.title, pace.left(done, total))
                 _run(words, log, out)
                 done += 1
     _show(out, as_json)
@@ -110,12 +113,12 @@ def _make(out: Path) -> None:
     (out / "tuned").mkdir(parents=True, exist_ok=True)
 
 
-def _teach(live: "Live", stage: Stage) -> None:
+def _teach(display: "ProgressDisplay", stage: Stage) -> None:
     """The command that does it, and how many more like it there are."""
     first, *more = stage.commands
     whole = shlex.join(["legr", *(word for word in first if word != "--resume")])
     shown = stage.shown or whole
-    live.say(f"  {shown}" + (f"   … and {len(more)} more" if more else ""))
+    display.say(f"  {shown}" + (f"   … and {len(more)} more" if more else ""))
 
 
 def _run(words: list[str], log: Any, out: Path) -> None:
@@ -138,7 +141,7 @@ def _run(words: list[str], log: Any, out: Path) -> None:
 
 def _show(out: Path, as_json: bool) -> None:
     """What each network reached, by budget, and where the page is."""
-    from legr_cli.commands import show
+    from legr_cli.commands import output
     from legr_cli.report.collect import collect
 
     nets = collect([out]).nets
@@ -155,19 +158,19 @@ def _show(out: Path, as_json: bool) -> None:
             }
             for net in nets
         ]
-        show.emit({"report": page, "networks": rows})
+        output.emit({"report": page, "networks": rows})
         return
     columns = ("network", "FLOPs", "of dense", "test accuracy", "ms", "of dense ")
-    table = show.table("What came out", *columns, left=("network",))
+    table = output.table("What came out", *columns, left=("network",))
     for net in nets:
         latency = net.latencies[0] if net.latencies else None
         table.add_row(
             net.label,
-            show.count(net.flops or 0),
+            output.count(net.flops or 0),
             f"{net.share or 0:.1%}",
             "" if net.accuracy is None else f"{net.accuracy:.2%}",
             "" if latency is None else f"{latency.ms:.3g}",
             "" if latency is None else f"{latency.ratio:.1%}",
         )
-    show.put(show.console(stderr=False), table)
-    show.line(page)
+    output.put(output.console(stderr=False), table)
+    output.line(page)

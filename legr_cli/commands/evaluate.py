@@ -62,10 +62,10 @@ def evaluate(
 
       legr evaluate resnet56.th --arch resnet56 --data cifar10:DIR --normalize imagenet
     """
-    from legr_cli.commands import show
-    from legr_cli.networks import open_network
+    from legr_cli.commands import output
+    from legr_cli.data.dataset import Data, doubts, open_data, parse_statistics
+    from legr_cli.models.network import open_network
     from legr_cli.settings import parse_input
-    from legr_cli.training.data import Data, doubts, open_data, parse_statistics
     from legr_cli.training.measure import measure
 
     if split not in ("test", "val"):
@@ -75,7 +75,7 @@ def evaluate(
     rows: list[dict[str, Any]] = []
     notes: dict[str, None] = {}
     opened: dict[str, Data] = {}  # a set is read once for all networks that see it alike
-    with show.busy("reading") as now:
+    with output.busy("reading") as now:
         for number, name in enumerate(models, 1):
             now(f"measuring {name} ({number} of {len(models)})")
             network = open_network(name, arch, classes, size)
@@ -101,28 +101,28 @@ def evaluate(
         notes["with BatchNorm statistics re-estimated, of dense networks as well"] = None
     if as_json:
         said = {"legr": __version__, "data": data, "split": split, "notes": list(notes)}
-        show.emit({**said, "scores": rows})
+        output.emit({**said, "scores": rows})
     else:
         _show(rows, data, split)
         for note in notes:
-            show.console().print(note, style="dim")
+            output.console().print(note, style="dim")
 
 
 def _show(rows: list[dict[str, Any]], data: str, split: str) -> None:
     """The table, on stdout: it is this command's result."""
-    from legr_cli.commands import show
+    from legr_cli.commands import output
 
     many = all(row["classes"] > 5 for row in rows)
     columns = ("network", "accuracy", *["top 5"] * many, "loss", "FLOPs", "of dense")
     title = f"{rows[0]['images']} {split} images of {data}"
-    table = show.table(title, *columns, left=columns[:1])
+    table = output.table(title, *columns, left=columns[:1])
     for row in rows:
         table.add_row(
             row["file"],
             f"{row['accuracy']:.2%}",
             *[f"{row['top5']:.2%}"] * many,
             "" if row["loss"] is None else f"{row['loss']:.4f}",
-            show.count(row["flops"]),
+            output.count(row["flops"]),
             f"{row['flops_share']:.1%}",
         )
-    show.put(show.console(stderr=False), table)
+    output.put(output.console(stderr=False), table)

@@ -17,12 +17,12 @@ def _recipes(wanted: bool) -> None:
     """Show the recipes and stop."""
     if not wanted:
         return
-    from legr_cli.commands import show
+    from legr_cli.commands import output
     from legr_cli.training.recipes import RECIPES, settings_of
 
     title = "SGD, Nesterov 0.9, weight decay 5e-4, batch 128; every number is an option"
     columns = ("recipe", "epochs", "learning rate", "patience", "for")
-    table = show.table(title, *columns, left=("recipe", "learning rate", "for"))
+    table = output.table(title, *columns, left=("recipe", "learning rate", "for"))
     for name, recipe in RECIPES.items():
         settings = settings_of(name)
         falls = "/".join(f"{drop:g}" for drop in settings.drops)
@@ -31,7 +31,7 @@ def _recipes(wanted: bool) -> None:
             rate = f"{settings.lr:g}, one-cycle"
         patience = str(settings.patience or "")
         table.add_row(name, str(settings.epochs), rate, patience, recipe.what_for)
-    show.put(show.console(stderr=False), table)
+    output.put(output.console(stderr=False), table)
     raise typer.Exit
 
 
@@ -235,15 +235,15 @@ def finetune(
 
       legr finetune --arch resnet56 --recipe cifar-train --data cifar10:DIR --out dense.safetensors
     """
-    from legr_cli.commands.show import console, half_helps
-    from legr_cli.commands.trained import recalibrated, trained
+    from legr_cli.commands.finetune_view import recalibrated, trained
+    from legr_cli.commands.output import console, half_helps
+    from legr_cli.data.dataset import parse_statistics
     from legr_cli.settings import parse_drops, parse_input
-    from legr_cli.training.data import parse_statistics
-    from legr_cli.training.epochs import Files
-    from legr_cli.training.opening import Images, Start, open_both, open_teacher
+    from legr_cli.training.inputs import Images, Start, open_both, open_teacher
+    from legr_cli.training.process_group import process_group
     from legr_cli.training.recipes import settings_of
-    from legr_cli.training.session import Session
-    from legr_cli.training.team import assembled
+    from legr_cli.training.resume import Files
+    from legr_cli.training.setup import TrainingSetup
 
     numbers = {
         "epochs": epochs,
@@ -282,21 +282,23 @@ def finetune(
     statistics = parse_statistics(normalize) if normalize else None
     images = Images(data, statistics, download, hold_out=not all_images)
     files = Files(out, resume, force)
-    with assembled(device) as team:
-        if team.leads:
+    with process_group(device) as group:
+        if group.is_leader:
             files.check()
-        settings = replace(settings, amp=amp and half_helps(team.device, quiet=not team.leads))
-        with console(quiet=not team.leads).status("reading the network and the images"):
-            network, found = open_both(start, images, seed, team)
+        settings = replace(
+            settings, amp=amp and half_helps(group.device, quiet=not group.is_leader)
+        )
+        with console(quiet=not group.is_leader).status("reading the network and the images"):
+            network, found = open_both(start, images, seed, group)
             master = None
             if teacher is not None:
                 master = open_teacher(teacher, teacher_arch, network, found)
-        session = Session(network, found, settings, team, master)
-        run = session.run(compiled, loaders)
+        setup = TrainingSetup(network, found, settings, group, master)
+        run = setup.run(compiled, loaders)
         if bn_recalibrate:
-            recalibrated(session, run, files, as_json)
+            recalibrated(setup, run, files, as_json)
         else:
-            trained(session, run, files, as_json)
+            trained(setup, run, files, as_json)
 
 
 def _check_alone(checkpoint: str | None, given: dict[str, Any]) -> None:

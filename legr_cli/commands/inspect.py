@@ -8,7 +8,7 @@ import typer
 from legr_cli.commands import options
 
 if TYPE_CHECKING:
-    from legr_cli.pruning import Study
+    from legr_cli.pruning import Analysis
 
 
 def _archs(wanted: bool) -> None:
@@ -42,26 +42,26 @@ def inspect(
 
       legr inspect weights.pth --arch mynets.drone:build --input 3x96x96 --json
     """
-    from legr_cli.commands import show
-    from legr_cli.networks import open_network
-    from legr_cli.pruning import study
+    from legr_cli.commands import output
+    from legr_cli.models.network import open_network
+    from legr_cli.pruning import analyze
     from legr_cli.settings import parse_input
 
     size = parse_input(input_shape) if input_shape else None
-    with show.console().status("tying channels into units"):
-        known = study(open_network(checkpoint, arch, classes, size))
+    with output.console().status("tying channels into units"):
+        analysis = analyze(open_network(checkpoint, arch, classes, size))
     if as_json:
-        show.emit(_facts(known))
+        output.emit(_facts(analysis))
     else:
-        _show(_facts(known))
+        _show(_facts(analysis))
 
 
-def _facts(known: "Study") -> dict[str, Any]:
+def _facts(analysis: "Analysis") -> dict[str, Any]:
     """All that the table shows, as plain data."""
     from legr_cli.pruning import lowest_share
     from legr_cli.settings import parse_align
 
-    units, cost = known.units, known.cost
+    units, cost = analysis.units, analysis.cost
     flops = cost.flops_by_layer(cost.sizes)
     layers, of_layers = [], []
     for name, layer in units.flow.layers.items():
@@ -81,32 +81,32 @@ def _facts(known: "Study") -> dict[str, Any]:
             }
         )
     return {
-        "arch": str(known.network.arch),
-        "input": list(known.network.input_shape),
-        "flops": known.flops,
-        "params": known.params,
+        "arch": str(analysis.network.arch),
+        "input": list(analysis.network.input_shape),
+        "flops": analysis.flops,
+        "params": analysis.params,
         "units": units.count,
         "groups": len(cost.sizes),
-        "lowest_flops_share": {a: lowest_share(known, parse_align(a)) for a in ("auto", "1")},
+        "lowest_flops_share": {a: lowest_share(analysis, parse_align(a)) for a in ("auto", "1")},
         "layers": layers,
         "pinned": [dataclasses.asdict(pin) for pin in units.pins],
-        "other_flops": known.flops - round(sum(of_layers)),
-        "sha256": known.sha256,
+        "other_flops": analysis.flops - round(sum(of_layers)),
+        "sha256": analysis.sha256,
     }
 
 
 def _show(facts: dict[str, Any]) -> None:
     """The table, on stdout: it is this command's result."""
-    from legr_cli.commands import show
+    from legr_cli.commands import output
 
     size = "x".join(map(str, facts["input"]))
     title = (
-        f"{facts['arch']} on {size}: {show.count(facts['flops'])}FLOPs by fvcore (one multiply-add "
-        f"= 1), {show.count(facts['params'])} parameters, {facts['units']} units in "
-        f"{facts['groups']} groups"
+        f"{facts['arch']} on {size}: {output.count(facts['flops'])}FLOPs by fvcore "
+        f"(one multiply-add = 1), {output.count(facts['params'])} parameters, "
+        f"{facts['units']} units in {facts['groups']} groups"
     )
     columns = ("layer", "kind", "filters", "units", "group", "FLOPs", "share", "pinned")
-    table = show.table(title, *columns, left=("layer", "kind"))
+    table = output.table(title, *columns, left=("layer", "kind"))
     for layer in facts["layers"]:
         table.add_row(
             layer["name"],
@@ -114,16 +114,16 @@ def _show(facts: dict[str, Any]) -> None:
             str(layer["channels"]),
             str(layer["units"]),
             _few(layer["groups"]),
-            show.count(layer["flops"]),
+            output.count(layer["flops"]),
             f"{layer['flops'] / facts['flops']:.1%}",
             str(sum(pin["channels"] for pin in layer["pinned"]) or ""),
         )
     other = facts["other_flops"]
     if other:
         share = f"{other / facts['flops']:.1%}"
-        table.add_row("norms, pools", "", "", "", "", show.count(other), share, "")
-    screen = show.console(stderr=False)
-    show.put(screen, table)
+        table.add_row("norms, pools", "", "", "", "", output.count(other), share, "")
+    screen = output.console(stderr=False)
+    output.put(screen, table)
     for reason, names in _by_reason(facts["pinned"]).items():
         screen.print(f"pinned by {reason}: {', '.join(names)}", style="dim")
     auto, exact = facts["lowest_flops_share"].values()

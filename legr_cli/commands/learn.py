@@ -11,7 +11,7 @@ import typer
 from legr_cli.commands import options
 
 if TYPE_CHECKING:
-    from legr_cli.search.session import Session
+    from legr_cli.search.setup import SearchSetup
 
 Header = dict[str, Any] | None  # of a history, where there is one to go on with
 _SEARCH, _FITNESS = "The search", "The fitness of a candidate"
@@ -137,18 +137,18 @@ def learn(
 
       legr learn drone.pth --arch drone:build --input 3x96x96 --data folder:DIR --out drone.json
     """
-    from legr_cli.commands.show import console, half_helps
-    from legr_cli.commands.watched import watched_search
-    from legr_cli.networks import open_network
-    from legr_cli.pruning import study
-    from legr_cli.search.crew import connected
-    from legr_cli.search.session import Session, check_reach
+    from legr_cli.commands.learn_view import run_and_show
+    from legr_cli.commands.output import console, half_helps
+    from legr_cli.data.dataset import parse_statistics
+    from legr_cli.models.network import open_network
+    from legr_cli.pruning import analyze
+    from legr_cli.search.setup import SearchSetup, check_reach
+    from legr_cli.search.workers import connected
     from legr_cli.settings import FITNESS, Search, parse_align, parse_input
     from legr_cli.targets import parse_targets
-    from legr_cli.training.data import parse_statistics
     from legr_cli.training.devices import choose
+    from legr_cli.training.inputs import Images, images_for
     from legr_cli.training.measure import check_classes
-    from legr_cli.training.opening import Images, images_for
 
     settings = Search(
         flops=tuple(target.value for target in parse_targets("flops", flops)),
@@ -178,21 +178,21 @@ def learn(
         client = None if cluster is None else stack.enter_context(connected(cluster))
         if client is not None and workers is None:
             settings = replace(settings, workers=_cluster_size(client, then))
-        known = study(open_network(checkpoint, arch, classes, size))
-        check_reach(known, settings)
-        known.network.model.float()  # images come in single precision
+        analysis = analyze(open_network(checkpoint, arch, classes, size))
+        check_reach(analysis, settings)
+        analysis.network.model.float()  # images come in single precision
         status.update("reading the images")
-        found = images_for(known.network, images, seed)
-        check_classes(known.network.model, found)
-        session = Session(known, found, settings, device)
+        found = images_for(analysis.network, images, seed)
+        check_classes(analysis.network.model, found)
+        setup = SearchSetup(analysis, found, settings, device)
         status.update("measuring the dense network")
-        header = {**session.header(), "dense": _dense(session, then, client is not None)}
+        header = {**setup.header(), "dense": _dense(setup, then, client is not None)}
         status.stop()
         given_of_network = {"--arch": arch, "--classes": classes, "--input": input_shape}
         words = ["legr", "prune", checkpoint]
         words += [str(x) for pair in given_of_network.items() if pair[1] for x in pair]
         words += ["--ranking", str(out), "--flops", "0.2:0.8:0.1", "--out", "nets"]
-        watched_search(session, header, out, resume, force, client, shlex.join(words), as_json)
+        run_and_show(setup, header, out, resume, force, client, shlex.join(words), as_json)
 
 
 def _check_out(out: Path, resume: bool, force: bool) -> Header:
@@ -214,8 +214,8 @@ def _cluster_size(client: Any, then: Header) -> int:
     return max(1, sum(client.nthreads().values()))
 
 
-def _dense(session: "Session", then: Header, remote: bool) -> dict[str, Any]:
+def _dense(setup: "SearchSetup", then: Header, remote: bool) -> dict[str, Any]:
     """What the dense network reaches; a search that goes on has it in its history."""
     if then is not None and "dense" in then:
         return dict(then["dense"])
-    return session.dense(remote).line()
+    return setup.dense(remote).line()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from legr_cli.commands import options
-from legr_cli.commands.typed import typed
+from legr_cli.commands.invocation import command_line
 from legr_cli.errors import OutputError, SettingError
 
 if TYPE_CHECKING:
@@ -100,12 +100,12 @@ def prune(
 
       legr prune torchvision:mobilenet_v2 --latency 0.5 --out fast.safetensors
     """
-    from legr_cli.commands.pruned import shown
-    from legr_cli.commands.show import busy
+    from legr_cli.commands.output import busy
+    from legr_cli.commands.prune_view import shown
     from legr_cli.deploy.board import Board, place_for
     from legr_cli.files import staged
-    from legr_cli.networks import open_network
-    from legr_cli.pruning import carry_out, plans, ranking_for, study
+    from legr_cli.models.network import open_network
+    from legr_cli.pruning import analyze, apply_plans, plans, resolve_ranking
     from legr_cli.settings import Prune, parse_align, parse_input
     from legr_cli.targets import parse_targets
 
@@ -128,25 +128,25 @@ def prune(
         now("reading the network")
         network = open_network(checkpoint, arch, classes, size)
         now("tying channels into units")
-        known = study(network)
-        learned = ranking_for(known, ranking)
+        analysis = analyze(network)
+        learned = resolve_ranking(analysis, ranking)
         clock = None
         if board is not None:
-            from legr_cli.deploy.stopwatch import Stopwatch
+            from legr_cli.deploy.plan_timer import PlanTimer
 
             now("timing plans")
-            clock = Stopwatch(board, known, now)
-        decided = plans(known, learned, settings, clock)
+            clock = PlanTimer(board, analysis, now)
+        decided = plans(analysis, learned, settings, clock)
         rows, start = [], time.perf_counter()
         now(f"cutting {len(decided)} networks")
         with staged() as files:
-            for pruned in carry_out(known, learned, settings, decided, clock):
+            for pruned in apply_plans(analysis, learned, settings, decided, clock):
                 rows.append(_write(files, pruned, _path(files, out, pruned), onnx, batch))
                 rows[-1]["seconds"] = round(time.perf_counter() - start, 3)
                 start = time.perf_counter()
                 now(f"{len(rows)} of {len(decided)} networks are cut")
                 del pruned  # its memory is wanted for the next one
-    shown(known, settings, learned, rows, as_json)
+    shown(analysis, settings, learned, rows, as_json)
 
 
 def _check_out(out: Path, checkpoint: str, targets: int) -> None:
@@ -184,12 +184,12 @@ def _write(
     files: "Staged", pruned: "Pruned", path: Path, onnx: bool, batch: int | None
 ) -> dict[str, Any]:
     """Save one network, and note what it came to."""
-    from legr_cli.deploy.onnx import OPSET, export
-    from legr_cli.networks import save_network, with_command
+    from legr_cli.deploy.export import OPSET, export
+    from legr_cli.models.network import with_command, write_network
 
     temporary = files.file(path)
-    network = replace(pruned.network, notes=with_command(pruned.network.notes, typed()))
-    save_network(network, temporary)
+    network = replace(pruned.network, notes=with_command(pruned.network.notes, command_line()))
+    write_network(network, temporary)
     row = {
         "file": str(path),
         "target": {pruned.target.what: pruned.target.value},

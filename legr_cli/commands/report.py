@@ -67,7 +67,7 @@ def report(
 
       legr report results --png figures --animate search.gif
     """
-    from legr_cli.commands import show
+    from legr_cli.commands import output
     from legr_cli.files import staged
     from legr_cli.report.collect import collect
     from legr_cli.report.page import page
@@ -78,7 +78,7 @@ def report(
         files.file(out).write_text(page(facts, out.parent), encoding="utf-8")
         made = [out, *_pictures(files, facts, {"png": png, "svg": svg}, animate)]
     for path in made:
-        show.line(str(path))
+        output.line(str(path))
 
 
 def _check(out: Path, png: Path | None, svg: Path | None, animate: Path | None) -> None:

@@ -17,7 +17,7 @@ from legr_cli.files import staged
 from legr_cli.settings import Bench
 
 if TYPE_CHECKING:
-    from legr_cli.networks import Network
+    from legr_cli.models.network import Network
 
 _LARGEST = 1e15  # of any number in a measurement
 README = """\
@@ -59,8 +59,8 @@ def as_onnx(
     first = None  # a file that says what it is speaks for the others: it goes first
     for model in sorted(others, key=lambda name: not name.endswith(".safetensors")):
         try:
-            from legr_cli.deploy.onnx import exported
-            from legr_cli.networks import open_network
+            from legr_cli.deploy.export import exported
+            from legr_cli.models.network import open_network
         except ImportError as error:
             raise BenchError(
                 f"{model} has to be exported first, which needs {error.name}: name an .onnx here"

@@ -78,11 +78,11 @@ def bars(facts: Facts) -> list[Bars]:
     """What every method cost, as shares of LeGR's whole cost, or in seconds without it."""
     made = []
     for found in facts.comparisons:
-        legr = next((own for own in found.standings if own.method == "legr"), None)
+        legr = next((own for own in found.summarize if own.method == "legr"), None)
         unit = (legr.pruning.seconds + legr.tuning.seconds) if legr else 0.0
         rows = [
             (own.method, [s.seconds / (unit or 1.0) for s in (own.pruning, own.tuning)])
-            for own in found.standings
+            for own in found.summarize
         ]
         targets = len({row["target"] for row in found.data["rows"]})
         made.append(
@@ -108,7 +108,7 @@ def _compared(found: Comparison) -> list[Plot]:
         ("before", "Accuracy before tuning", "compare-before"),
     ):
         series = []
-        for own in found.standings:
+        for own in found.summarize:
             dots = [
                 Dot(
                     100 * point.share,

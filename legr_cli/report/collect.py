@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from legr_cli.baselines.summary import FORMAT as COMPARISON
-from legr_cli.baselines.summary import Standing, is_comparison, standings
+from legr_cli.baselines.summary import MethodSummary, is_comparison, summarize
 from legr_cli.deploy import core
 from legr_cli.deploy.bench import checked
 from legr_cli.errors import LegrError, ReportError, first_line
-from legr_cli.networks import Card, read_card
+from legr_cli.models.network import Card, read_card
 from legr_cli.ranking import FORMAT as RANKING
 
 Line = dict[str, Any]
@@ -79,9 +79,9 @@ class Comparison:
     data: Line
 
     @property
-    def standings(self) -> list[Standing]:
+    def summarize(self) -> list[MethodSummary]:
         """Means over all seeds."""
-        return standings(self.data["rows"])
+        return summarize(self.data["rows"])
 
     @property
     def name(self) -> str:

@@ -16,11 +16,11 @@ import torch
 
 from legr_cli import __version__
 from legr_cli.channels import apply, couple
+from legr_cli.data.batches import Batch, Serving, endless, in_order, shuffled
+from legr_cli.data.dataset import Feed, Part
 from legr_cli.errors import LegrError, SearchError
-from legr_cli.networks import Channels, Network, kept_units, open_network, save_network
+from legr_cli.models.network import Channels, Network, kept_units, open_network, write_network
 from legr_cli.settings import Search
-from legr_cli.training.batches import Batch, Serving, endless, in_order, shuffled
-from legr_cli.training.data import Feed, Part
 from legr_cli.training.devices import choose, half_precision, seeded
 from legr_cli.training.loop import Score, Trainer, evaluate, recalibrate, sgd, train
 
@@ -62,11 +62,11 @@ def packed(network: Network) -> bytes:
     """A network as the bytes of its file."""
     with tempfile.TemporaryDirectory(prefix="legr-") as folder:
         path = Path(folder, "network.safetensors")
-        save_network(network, path)
+        write_network(network, path)
         return path.read_bytes()
 
 
-class Workbench:
+class CandidateEvaluator:
     """A job, opened: the network taken apart, and the device on which candidates are tried."""
 
     def __init__(self, job: Job, worker: int = 0) -> None:
@@ -92,7 +92,7 @@ class Workbench:
         if self.device.type == "cuda":
             torch.backends.cudnn.deterministic = True
 
-    def try_out(self, channels: Channels) -> Outcome:
+    def evaluate_candidate(self, channels: Channels) -> Outcome:
         """Cut the network to these channels, adapt it, and measure it."""
         start = time.perf_counter()
         smaller = apply(self.units, kept_units(self.units, channels))
@@ -132,15 +132,15 @@ class Workbench:
         return evaluate(model, in_order(self.job.validation, serving))
 
 
-_benches: dict[str, Workbench] = {}  # of this process: one job at a time
+_benches: dict[str, CandidateEvaluator] = {}  # of this process: one job at a time
 _opening = threading.Lock()
 
 
-def try_out(job: Job, cuts: Cuts, worker: int = 0) -> list[Outcome]:
+def evaluate_candidate(job: Job, cuts: Cuts, worker: int = 0) -> list[Outcome]:
     """Try a candidate in this process, whose workbench is opened the first time."""
     with _opening:
         if job.key not in _benches:
             _benches.clear()
-            _benches[job.key] = Workbench(job, worker)
+            _benches[job.key] = CandidateEvaluator(job, worker)
         bench = _benches[job.key]
-    return [bench.try_out(channels) for channels in cuts]
+    return [bench.evaluate_candidate(channels) for channels in cuts]

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 from legr_cli.errors import SearchError
-from legr_cli.journal import Kind, Line, is_loss, is_score, is_share
+from legr_cli.journal import JournalFormat, Line, is_loss, is_score, is_share
 
 
 def history_of(ranking: Path) -> Path:
@@ -35,7 +35,7 @@ def _is_sound(line: Line, settings: Line) -> bool:
     )
 
 
-HISTORY = Kind(
+HISTORY = JournalFormat(
     format="legr-history",
     work="search",
     command="legr learn",

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from legr_cli.data.batches import Batch
 from legr_cli.errors import LegrError, ModelError, first_line
-from legr_cli.training.batches import Batch
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of logits, images and labels
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from legr_cli.cost import count_flops
+from legr_cli.data.batches import Serving, in_order, shuffled
+from legr_cli.data.dataset import Data
 from legr_cli.errors import DataError, ModelError
-from legr_cli.networks import Network
+from legr_cli.models.network import Network
 from legr_cli.settings import FITNESS
-from legr_cli.training.batches import Serving, in_order, shuffled
-from legr_cli.training.data import Data
 from legr_cli.training.devices import choose
 from legr_cli.training.loop import answer, evaluate, number, recalibrate
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from legr_cli.data.dataset import Feed
 from legr_cli.settings import Training
-from legr_cli.training.data import Feed
 from legr_cli.training.loop import Loss, answer
 
 Teacher = Callable[[Tensor], Tensor]

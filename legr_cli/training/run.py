@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from legr_cli.data.batches import Serving, in_order, shuffled, steps_in
+from legr_cli.data.dataset import Data, Part
 from legr_cli.errors import ModelError, SettingError
 from legr_cli.journal import Line
 from legr_cli.settings import Training
-from legr_cli.training.average import moving_average
-from legr_cli.training.batches import Serving, in_order, shuffled, steps_in
-from legr_cli.training.data import Data, Part
 from legr_cli.training.devices import seeded
+from legr_cli.training.ema import ema_model
 from legr_cli.training.loop import Score, Trainer, evaluate, number, sgd, train
+from legr_cli.training.meter import Meter, Progress, Watch
 from legr_cli.training.objective import Teacher, objective
+from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.recipes import rate
-from legr_cli.training.tally import Progress, Tally, Watch
-from legr_cli.training.team import Team
 
 _STANDING = ("epoch", "best_epoch", "best_accuracy", "best_loss")
 
@@ -36,18 +36,20 @@ class Run:
         model: nn.Module,
         data: Data,
         settings: Training,
-        team: Team,
+        group: ProcessGroup,
         *,
         teacher: Teacher | None = None,
         half: torch.dtype | None = None,
         compiled: bool = False,
         loaders: int | None = None,
     ) -> None:
-        self.data, self.settings, self.team = data, settings, team
-        self._serving = _serving(data, settings, team, team.loaders if loaders is None else loaders)
+        self.data, self.settings, self.group = data, settings, group
+        self._serving = _serving(
+            data, settings, group, group.loaders if loaders is None else loaders
+        )
         self.steps = steps_in(data.train, settings.batch_size)
         self.model = _trainable(model)
-        self.model.to(team.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = sgd(
             self.model,
             settings.lr,
@@ -58,13 +60,13 @@ class Run:
         for parameter in self.model.parameters():
             if parameter.requires_grad:  # zeros are what SGD begins with
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        self._average = moving_average(self.model, settings.ema) if settings.ema else None
-        worked = _worked(self.model, team, compiled)
+        self._average = ema_model(self.model, settings.ema) if settings.ema else None
+        worked = _worked(self.model, group, compiled)
         self._trainer = Trainer(
             worked, optimizer, objective(settings, teacher), half, settings.clip
         )
         self._best = {n: t.clone() for n, t in self.result.state_dict().items()}
-        self._standing = torch.tensor([0, 0, -1, math.inf], dtype=torch.double)
+        self._best_so_far = torch.tensor([0, 0, -1, math.inf], dtype=torch.double)
         self._scale = torch.zeros(2, dtype=torch.double)  # of the loss in float16
 
     @property
@@ -73,19 +75,19 @@ class Run:
         return self.model if self._average is None else self._average.module
 
     @property
-    def standing(self) -> dict[str, float]:
+    def best_so_far(self) -> dict[str, float]:
         """Epochs that are done, which was best, and what it reached."""
-        return dict(zip(_STANDING, self._standing.tolist(), strict=True))
+        return dict(zip(_STANDING, self._best_so_far.tolist(), strict=True))
 
     @property
     def epoch(self) -> int:
         """Epochs that are done."""
-        return int(self.standing["epoch"])
+        return int(self.best_so_far["epoch"])
 
     @property
     def over(self) -> bool:
         """Whether there is nothing left to do: all epochs, or patience, are gone."""
-        since = self.epoch - self.standing["best_epoch"]
+        since = self.epoch - self.best_so_far["best_epoch"]
         tired = self.settings.patience and since >= self.settings.patience
         return self.epoch >= self.settings.epochs or bool(tired)
 
@@ -112,7 +114,7 @@ class Run:
 
     def agree(self) -> None:
         """Begin all processes from what the leading one has restored."""
-        self.team.follow([*self.tensors().values(), self._standing])
+        self.group.follow([*self.tensors().values(), self._best_so_far])
         scaler = self._trainer.scaler
         if scaler.is_enabled() and self.epoch:
             scale, growth = self._scale.tolist()
@@ -137,7 +139,7 @@ class Run:
             "train_accuracy": reached.accuracy,
             "accuracy": score.accuracy,
             "loss": number(score.loss),
-            "best": self.standing["best_epoch"] == self.epoch,
+            "best": self.best_so_far["best_epoch"] == self.epoch,
             "images_per_second": round(reached.images_per_second, 1),
             "seconds": round(end - begun, 3),
             "measure_seconds": round(end - trained, 3),
@@ -145,8 +147,8 @@ class Run:
 
     def _learn(self, watch: Watch) -> Progress:
         """One step for each batch of an epoch."""
-        epoch, settings, team = self.epoch, self.settings, self.team
-        tally = Tally(settings, epoch + 1, len(self.data.train), self.steps, team.device)
+        epoch, settings, group = self.epoch, self.settings, self.group
+        tally = Meter(settings, epoch + 1, len(self.data.train), self.steps, group.device)
 
         def lr(step: int) -> float:
             return rate(settings, epoch + (step + 0.5) / self.steps)
@@ -159,7 +161,7 @@ class Run:
 
         generator = torch.Generator().manual_seed(seed_of(settings.seed, epoch))
         batches = shuffled(self.data.train, self._serving, generator)
-        with seeded(team.device, seed_of(settings.seed, epoch, team.rank)):
+        with seeded(group.device, seed_of(settings.seed, epoch, group.rank)):
             try:
                 train(self._trainer, batches, lr, after)
             except torch.OutOfMemoryError as error:
@@ -167,20 +169,20 @@ class Run:
                     "the device has too little memory: pass a smaller --batch-size"
                 ) from error
         for model in dict.fromkeys((self.model, self.result)):  # each has seen its own images
-            team.average(b for b in model.buffers() if b.is_floating_point())
+            group.average(b for b in model.buffers() if b.is_floating_point())
         if scaler := self._trainer.scaler.state_dict():
             self._scale[:] = torch.tensor([scaler["scale"], scaler["_growth_tracker"]])
-        return tally.now(team.sum(tally.sums))
+        return tally.now(group.sum(tally.sums))
 
     def _done(self, accuracy: float, loss: float | None) -> bool:
         """An epoch is done; whether there was none better."""
-        self._standing[0] += 1
+        self._best_so_far[0] += 1
         loss = math.inf if loss is None else loss
-        best = self.standing
+        best = self.best_so_far
         better = (accuracy, -loss) > (best["best_accuracy"], -best["best_loss"])
         better = better or not self.data.held_out  # nothing to choose by: the last is kept
         if better:
-            self._standing[1:] = torch.tensor([self.epoch, accuracy, loss], dtype=torch.double)
+            self._best_so_far[1:] = torch.tensor([self.epoch, accuracy, loss], dtype=torch.double)
         return better
 
     def finish(self) -> nn.Module:
@@ -190,11 +192,11 @@ class Run:
 
     def measure(self, part: Part) -> Score:
         """Accuracy and loss of the network as it is now; the processes share the images."""
-        team = self.team
+        group = self.group
         serving = Serving(
-            self.data.feed, 250, team.device, team.rank, team.size, self._serving.loaders
+            self.data.feed, 250, group.device, group.rank, group.size, self._serving.loaders
         )
-        return evaluate(self.result, in_order(part, serving), team.sum)
+        return evaluate(self.result, in_order(part, serving), group.sum)
 
 
 def _trainable(model: nn.Module) -> nn.Module:
@@ -222,26 +224,26 @@ def seed_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _worked(model: nn.Module, team: Team, compiled: bool) -> nn.Module:
+def _worked(model: nn.Module, group: ProcessGroup, compiled: bool) -> nn.Module:
     """The network as it is trained: in step with the other processes, and compiled if asked."""
-    if team.size > 1:
-        ids = [team.device.index] if team.device.type == "cuda" else None
+    if group.size > 1:
+        ids = [group.device.index] if group.device.type == "cuda" else None
         model = nn.parallel.DistributedDataParallel(
             model, device_ids=ids, broadcast_buffers=False, static_graph=True
         )
     return torch.compile(model) if compiled else model  # type: ignore[return-value]
 
 
-def _serving(data: Data, settings: Training, team: Team, loaders: int) -> Serving:
+def _serving(data: Data, settings: Training, group: ProcessGroup, loaders: int) -> Serving:
     """How training images are served; every process must get as many of each batch."""
     size = settings.batch_size
-    if size % team.size or size // team.size < 2:
+    if size % group.size or size // group.size < 2:
         raise SettingError(
-            f"--batch-size {size} is shared by {team.size} processes: pass a multiple of "
-            f"{team.size}, from {2 * team.size} on"
+            f"--batch-size {size} is shared by {group.size} processes: pass a multiple of "
+            f"{group.size}, from {2 * group.size} on"
         )
-    if len(data.train) < size and team.size > 1:
+    if len(data.train) < size and group.size > 1:
         raise SettingError(
             f"--batch-size {size} is more than the {len(data.train)} training images: pass less"
         )
-    return Serving(data.feed, size, team.device, team.rank, team.size, loaders)
+    return Serving(data.feed, size, group.device, group.rank, group.size, loaders)

@@ -9,26 +9,26 @@ import torch
 from torch import nn
 
 from legr_cli import __version__
+from legr_cli.data.dataset import Data, feed_for
 from legr_cli.journal import Line
-from legr_cli.models.weights import fingerprint
-from legr_cli.networks import Network
+from legr_cli.models.checkpoints import fingerprint
+from legr_cli.models.network import Network
 from legr_cli.settings import Training
-from legr_cli.training.data import Data, feed_for
 from legr_cli.training.devices import half_precision
-from legr_cli.training.epochs import key_of
-from legr_cli.training.finetune import Run
 from legr_cli.training.objective import Teacher, teacher_from
-from legr_cli.training.team import Team
+from legr_cli.training.process_group import ProcessGroup
+from legr_cli.training.resume import key_of
+from legr_cli.training.run import Run
 
 
 @dataclass(frozen=True)
-class Session:
+class TrainingSetup:
     """What is trained, and with what."""
 
     network: Network
     data: Data
     settings: Training
-    team: Team
+    group: ProcessGroup
     teacher: Network | None = None
 
     def header(self, settings: Line | None = None) -> Line:
@@ -46,7 +46,7 @@ class Session:
     @property
     def half(self) -> torch.dtype | None:
         """What the training computes in, if not in single precision."""
-        return half_precision(self.team.device) if self.settings.amp else None
+        return half_precision(self.group.device) if self.settings.amp else None
 
     def run(self, compiled: bool, loaders: int | None) -> Run:
         """The training, before its first epoch."""
@@ -54,7 +54,7 @@ class Session:
             self.network.model,
             self.data,
             self.settings,
-            self.team,
+            self.group,
             teacher=self._teacher(),
             half=self.half,
             compiled=compiled,
@@ -68,7 +68,7 @@ class Session:
         shown = self.data.feed
         own = feed_for(shown, self.teacher.notes.get("statistics"))
         model = self.teacher.model.float()
-        model.to(self.team.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.to(self.group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return teacher_from(model, self.half, own, shown)
 
     def result(self, model: nn.Module, header: Line, reached: Line) -> Network:
@@ -78,7 +78,7 @@ class Session:
             "key": key_of(header),
             **reached,
             **{key: header[key] for key in about},
-            "processes": self.team.size,
+            "processes": self.group.size,
             "made_with": {"python": platform.python_version(), "torch": torch.__version__},
         }
         notes = {

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from legr_cli.channels.twins import Ids, narrowed
+from legr_cli.channels.id_tensors import Ids, narrowed
 from legr_cli.channels.units import Kept, Units
 
 
@@ -33,7 +33,7 @@ Rewrite = Reshape | Gather
 
 
 @dataclass
-class Rehearsal:
+class DryRun:
     """The pruned twins of every node, the ops to rewrite, and those that cannot be."""
 
     units: Units
@@ -43,7 +43,7 @@ class Rehearsal:
     trouble: list[tuple[Any, str]] = field(default_factory=list)
 
 
-def pruned_twin(stage: Rehearsal, twin: Any) -> Any:
+def pruned_ids(stage: DryRun, twin: Any) -> Any:
     """A dense twin without its removed channels; None where what stays is no box."""
     if not isinstance(twin, torch.Tensor):
         return None

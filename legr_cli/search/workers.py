@@ -14,14 +14,14 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from legr_cli.errors import SearchError, SettingError, first_line
-from legr_cli.search.fitness import Cuts, Job, Outcome, try_out
+from legr_cli.search.fitness import Cuts, Job, Outcome, evaluate_candidate
 
 ANSWER = 10  # seconds that a cluster has to answer
 
 Made = tuple[Executor, Callable[..., list[Outcome]], tuple[Any, ...]]  # call it with these and cuts
 
 
-class Crew:
+class WorkerPool:
     """Workers for one job; `shift` counts how often they were replaced."""
 
     def __init__(self, make: Callable[[], Made]) -> None:
@@ -38,10 +38,10 @@ class Crew:
     def replace(self, shift: int) -> None:
         """Engage others in the place of those of this shift, unless that was done."""
         if shift == self.shift:
-            self.dismiss()
+            self.shutdown()
             self.shift += 1
 
-    def dismiss(self) -> None:
+    def shutdown(self) -> None:
         """Let the workers go, whatever they are doing."""
         if self._made is None:
             return
@@ -77,12 +77,12 @@ class InProcess(Executor):
         return future
 
 
-def in_process(job: Job) -> Crew:
+def in_process(job: Job) -> WorkerPool:
     """One candidate after the other, here."""
-    return Crew(lambda: (InProcess(), try_out, (job,)))
+    return WorkerPool(lambda: (InProcess(), evaluate_candidate, (job,)))
 
 
-def processes(job: Job, count: int, threads: int) -> Crew:
+def processes(job: Job, count: int, threads: int) -> WorkerPool:
     """Processes on this machine, each with its share of the threads; images are shared."""
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
@@ -97,7 +97,7 @@ def processes(job: Job, count: int, threads: int) -> Crew:
         )
         return pool, _try_out_here, ()
 
-    return Crew(make)
+    return WorkerPool(make)
 
 
 def _hush_tracker() -> None:
@@ -141,7 +141,7 @@ def _try_out_here(cuts: Cuts) -> list[Outcome]:
     """Try a candidate in a worker process."""
     assert _here is not None
     job, number = _here
-    return try_out(job, cuts, number)
+    return evaluate_candidate(job, cuts, number)
 
 
 @contextlib.contextmanager
@@ -163,16 +163,16 @@ def connected(address: str) -> Iterator[Any]:
         yield client
 
 
-def on_cluster(job: Job, client: Any) -> Crew:
+def on_cluster(job: Job, client: Any) -> WorkerPool:
     """The workers of a Dask cluster; network and images travel to each of them once."""
     carried = job.carried()
 
     def make() -> Made:
         _await_workers(client, client.scheduler.address)
         sent = client.scatter(carried, broadcast=True, hash=False)
-        return client.get_executor(pure=False), try_out, (sent,)
+        return client.get_executor(pure=False), evaluate_candidate, (sent,)
 
-    return Crew(make)
+    return WorkerPool(make)
 
 
 def _await_workers(client: Any, address: str) -> None:

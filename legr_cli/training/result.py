@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from torch import nn
 
 from legr_cli.journal import Line
-from legr_cli.training.epochs import Files, recorded
-from legr_cli.training.finetune import Run
-from legr_cli.training.session import Session
-from legr_cli.training.tally import Watch
+from legr_cli.training.meter import Watch
+from legr_cli.training.resume import Files, recorded
+from legr_cli.training.run import Run
+from legr_cli.training.setup import TrainingSetup
 
 
 @dataclass(frozen=True)
-class Sight:
+class TrainingCallbacks:
     """What is told of a training: that it begins, or goes on; its steps; and its epochs."""
 
     begun: Callable[[Line], None]  # with what the network reached before
@@ -23,7 +23,7 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainingResult:
     """What came of a training."""
 
     model: nn.Module
@@ -32,34 +32,36 @@ class Course:
 
 
 @contextlib.contextmanager
-def followed(session: Session, run: Run, files: Files, sight: Sight) -> Iterator[Course]:
+def train_to_end(
+    setup: TrainingSetup, run: Run, files: Files, callbacks: TrainingCallbacks
+) -> Iterator[TrainingResult]:
     """Train to the end, from wherever the record stands; it is closed after the block."""
-    team, data, header = session.team, session.data, session.header()
-    then = files.begun() if team.leads else None
+    group, data, header = setup.group, setup.data, setup.header()
+    then = files.begun() if group.is_leader else None
     header["before"] = then and then.get("before")
-    if not team.told(then is not None):
+    if not group.told(then is not None):
         header["before"] = run.measure(data.validation).line()
     with contextlib.ExitStack() as stack:
         record = None
-        if team.leads:
+        if group.is_leader:
             record = stack.enter_context(recorded(files, header, run.tensors()))
             run.recall(record.book.lines.values())
         run.agree()
-        sight.begun(header["before"])
+        callbacks.begun(header["before"])
         while not run.over:
-            line = run.advance(sight.step)
+            line = run.advance(callbacks.step)
             if record is not None:
                 record.keep(line, run.tensors())
-            sight.epoch(line)
+            callbacks.epoch(line)
         model = run.finish()
         test = None if data.test is None else run.measure(data.test).line()
         reached = {} if record is None else _reached(run, record.book.lines, test)
-        yield Course(model, header, reached)
+        yield TrainingResult(model, header, reached)
 
 
 def _reached(run: Run, lines: dict[int, Line], test: Line | None) -> Line:
     """What the best network reached, and what it took."""
-    epoch = int(run.standing["best_epoch"])
+    epoch = int(run.best_so_far["best_epoch"])
     best = {key: lines[epoch][key] for key in ("accuracy", "loss")}
     best["images"] = len(run.data.validation)
     return {

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from legr_cli.data.dataset import Data, open_data, small_size
 from legr_cli.errors import LegrError
-from legr_cli.networks import Network, open_network, with_new_head
-from legr_cli.training.data import Data, open_data, small_size
+from legr_cli.models.network import Network, open_network, with_new_head
 from legr_cli.training.measure import check_classes
-from legr_cli.training.team import Team
+from legr_cli.training.process_group import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ def images_for(network: Network, images: Images, seed: int) -> Data:
     )
 
 
-def open_both(start: Start, images: Images, seed: int, team: Team) -> tuple[Network, Data]:
+def open_both(start: Start, images: Images, seed: int, group: ProcessGroup) -> tuple[Network, Data]:
     """Network and images; a fresh network or head has as many classes as they."""
     spec = f"random:{start.arch}" if start.checkpoint is None else start.checkpoint
     network = open_network(spec, start.arch, start.classes, start.shape, seed)
-    with team.leader_first():
-        download = images.download and team.leads
+    with group.leader_first():
+        download = images.download and group.is_leader
         if start.checkpoint is None and start.shape is None and network.arch.own:
             shape = small_size(images.spec, download, network.input_shape)
             network = replace(network, input_shape=shape)

@@ -14,7 +14,7 @@ from legr_cli.training.devices import choose, cores
 
 
 @dataclass(frozen=True)
-class Team:
+class ProcessGroup:
     """This process among its peers. Alone, it has nothing to tell them."""
 
     device: torch.device
@@ -23,7 +23,7 @@ class Team:
     here: int = 1  # of them on this machine
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this is the one that writes and prints."""
         return self.rank == 0
 
@@ -72,10 +72,10 @@ class Team:
 
 
 @contextlib.contextmanager
-def assembled(device: str) -> Iterator[Team]:
+def process_group(device: str) -> Iterator[ProcessGroup]:
     """This process's team: the environment says who is in it, as `torchrun` sets it."""
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
-        yield Team(choose(device))
+        yield ProcessGroup(choose(device))
         return
     size, here = _number("WORLD_SIZE", 1, 10**6), _number("LOCAL_WORLD_SIZE", 1, 10**6)
     rank, local = _number("RANK", 0, size - 1), _number("LOCAL_RANK", 0, here - 1)
@@ -92,7 +92,7 @@ def assembled(device: str) -> Iterator[Team]:
             "torchrun --nproc-per-node N -m legr_cli finetune …"
         ) from error
     try:
-        yield Team(chosen, rank, size, here)
+        yield ProcessGroup(chosen, rank, size, here)
     finally:
         dist.destroy_process_group()
 

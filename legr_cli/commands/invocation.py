@@ -7,11 +7,11 @@ WORDS: ContextVar[tuple[str, ...]] = ContextVar("WORDS", default=())
 _PASSING = ("--resume", "--force", "--json")  # what changes how a command runs, not what it makes
 
 
-def typed() -> str:
+def command_line() -> str:
     """`legr prune …`, without what makes no difference to its result."""
     return shlex.join(["legr", *(word for word in WORDS.get() if word not in _PASSING)])
 
 
-def go_on() -> str:
+def resume_command() -> str:
     """The command that goes on with what this one began."""
-    return f"{typed()} --resume"
+    return f"{command_line()} --resume"

@@ -19,7 +19,7 @@ from legr_cli.errors import CheckpointError, OutputError, TrainingError, first_l
 from legr_cli.files import check_out, staged
 from legr_cli.journal import (
     Journal,
-    Kind,
+    JournalFormat,
     Line,
     is_loss,
     is_score,
@@ -27,8 +27,8 @@ from legr_cli.journal import (
     journal,
     read_header,
 )
-from legr_cli.models.weights import read_safetensors, write_weights
-from legr_cli.networks import Network, read_notes, save_network
+from legr_cli.models.checkpoints import read_safetensors, write_weights
+from legr_cli.models.network import Network, read_notes, write_network
 
 FORMAT, VERSION = "legr-training", 1
 _KEY = "legr"
@@ -53,7 +53,7 @@ def _is_sound(line: Line, _settings: Line) -> bool:
     )
 
 
-EPOCHS = Kind(
+EPOCHS = JournalFormat(
     format="legr-epochs",
     work="training",
     command="legr finetune",
@@ -71,7 +71,7 @@ class Files:
     out: Path
     resume: bool
     force: bool
-    kind: Kind = EPOCHS
+    kind: JournalFormat = EPOCHS
 
     @property
     def epochs(self) -> Path:
@@ -104,7 +104,7 @@ class Files:
     def finish(self, network: Network) -> None:
         """Write the network; its state is of no more use then."""
         with staged() as files:
-            save_network(network, files.file(self.out))
+            write_network(network, files.file(self.out))
         self.state.unlink(missing_ok=True)
 
 

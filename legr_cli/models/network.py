@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.units import Kept
 from legr_cli.errors import CheckpointError, LegrError, ModelError
+from legr_cli.models.checkpoints import StateDict, fill, read_header, read_weights, write_weights
 from legr_cli.models.registry import (
     Arch,
     build,
@@ -24,7 +25,6 @@ from legr_cli.models.registry import (
     parse_arch,
     torchvision_names,
 )
-from legr_cli.models.weights import StateDict, fill, read_header, read_weights, write_weights
 
 FORMAT, VERSION = "legr-model", 1
 _KEY = "legr"  # of the header's notes
@@ -274,7 +274,7 @@ def kept_units(units: Units, channels: Channels) -> Kept:
     return kept
 
 
-def save_network(network: Network, temporary: Path) -> None:
+def write_network(network: Network, temporary: Path) -> None:
     """Write a network to a file that takes its place when complete."""
     header = {
         "format": FORMAT,

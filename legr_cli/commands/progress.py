@@ -6,12 +6,12 @@ from typing import IO
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Column
 
-from legr_cli.commands.show import console
+from legr_cli.commands.output import console
 
 _EVERY = 10.0  # seconds between lines
 
 
-class Live:
+class ProgressDisplay:
     """A title, a bar and some facts; nothing at all if it is quiet."""
 
     def __init__(self, total: int, quiet: bool = False, to: IO[str] | None = None) -> None:
@@ -28,7 +28,7 @@ class Live:
         self.bar = Progress(*columns, console=self.screen, transient=True)
         self.task = self.bar.add_task("beginning", total=total, facts="")
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> "ProgressDisplay":
         if self.screen.is_terminal:
             self.bar.start()
         return self

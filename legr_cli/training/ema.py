@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 
-def moving_average(model: nn.Module, decay: float) -> AveragedModel:
+def ema_model(model: nn.Module, decay: float) -> AveragedModel:
     """A copy that follows `model`: a ← d·a + (1 − d)·w, d = min(decay, (1 + n) / (10 + n)).
 
     n counts updates: while there is little to average over, the average is short.

@@ -15,19 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from legr_cli.baselines.arena import ASIDE, Arena, Level
+from legr_cli.baselines.context import ASIDE, Level, MethodContext
+from legr_cli.baselines.effort import Effort, read
 from legr_cli.baselines.probe import Criterion, Probed
-from legr_cli.baselines.spent import Spent, read
 from legr_cli.cut import Blocks, arrange
+from legr_cli.data.batches import Serving, endless, shuffled
 from legr_cli.errors import BudgetError, ModelError, TrainingError
-from legr_cli.journal import Kind, Line
-from legr_cli.pruning import Study, study
+from legr_cli.journal import JournalFormat, Line
+from legr_cli.pruning import Analysis, analyze
 from legr_cli.targets import Target
-from legr_cli.training.batches import Serving, endless, shuffled
 from legr_cli.training.devices import seeded
-from legr_cli.training.epochs import Files, recorded
-from legr_cli.training.finetune import seed_of
 from legr_cli.training.loop import Trainer, sgd, train
+from legr_cli.training.resume import Files, recorded
+from legr_cli.training.run import seed_of
 
 
 def _is_sound(line: Line, _settings: Line) -> bool:
@@ -41,7 +41,7 @@ def _is_sound(line: Line, _settings: Line) -> bool:
 
 Watch = Callable[[int, Tensor, Tensor, Tensor], None]  # a step, its logits, labels and loss
 
-ROUNDS = Kind(
+ROUNDS = JournalFormat(
     format="legr-rounds",
     work="comparison",
     command="legr compare",
@@ -54,67 +54,80 @@ ROUNDS = Kind(
 
 
 def learn(
-    arena: Arena, trainer: Trainer, steps: int, number: int, watch: Watch | None = None
+    context: MethodContext, trainer: Trainer, steps: int, number: int, watch: Watch | None = None
 ) -> None:
     """So many steps; what is drawn for them depends on the seed and on the number of the round."""
-    seed, size = seed_of(arena.seed, number), arena.settings.batch_size
+    seed, size = seed_of(context.seed, number), context.settings.batch_size
     generator = torch.Generator().manual_seed(seed)
-    serving = Serving(arena.data.feed, size, arena.where)
-    batches = endless(lambda: shuffled(arena.data.train, serving, generator))
-    with seeded(arena.where, seed):
+    serving = Serving(context.data.feed, size, context.where)
+    batches = endless(lambda: shuffled(context.data.train, serving, generator))
+    with seeded(context.where, seed):
         train(trainer, itertools.islice(batches, steps), watch=watch)
 
 
-def gradually(
-    method: str, criterion: Criterion, arena: Arena, targets: list[Target], todo: set[Target]
+def prune_gradually(
+    method: str,
+    criterion: Criterion,
+    context: MethodContext,
+    targets: list[Target],
+    todo: set[Target],
 ) -> Iterator[Level]:
     """Train, score and remove until the lowest target is reached; every target is a level."""
     if not todo:
         return
-    known, settings = own_copy(arena.known), arena.settings
-    walk = _Walk(arena, known, method, criterion)
+    analysis, settings = copy_analysis(context.analysis), context.settings
+    walk = _Walk(context, analysis, method, criterion)
     names = ("round_units", "round_steps", "round_lr", "fisher_weight")
     about = {name: getattr(settings, name) for name in names}
-    waiting, since = list(targets), Spent()
-    files = Files(arena.work(method), resume=True, force=False, kind=ROUNDS)
-    with recorded(files, arena.header(method, **about), walk.tensors()) as record:
+    waiting, since = list(targets), Effort()
+    files = Files(context.work(method), resume=True, force=False, kind=ROUNDS)
+    with recorded(files, context.header(method, **about), walk.tensors()) as record:
         for line in record.book.lines.values():  # levels among them were cut before
             since += read(line)
-            while waiting and line["flops"] <= waiting[0].value * known.flops:
+            while waiting and line["flops"] <= waiting[0].value * analysis.flops:
                 if waiting.pop(0) in todo:
                     raise TrainingError(f"{files.epochs} is ahead of compare.jsonl: {ASIDE}")
-                since = Spent()
+                since = Effort()
         while waiting:
             number = len(record.book.lines) + 1
             line = walk.round(number)
             since += read(line)
-            share = line["flops"] / known.flops
-            arena.tell(f"round {number}, {share:.1%} of the FLOPs are left")
+            share = line["flops"] / analysis.flops
+            context.tell(f"round {number}, {share:.1%} of the FLOPs are left")
             while waiting and share <= waiting[0].value:
                 target = waiting.pop(0)
                 if target in todo:
-                    ranking = arena.ranking(method, walk.order, **about)
-                    yield Level(target, known, ranking, since)
-                since = Spent()
+                    ranking = context.ranking(method, walk.order, **about)
+                    yield Level(target, analysis, ranking, since)
+                since = Effort()
             record.keep(line, walk.tensors())
     files.state.unlink(missing_ok=True)
 
 
-def own_copy(known: Study) -> Study:
+def copy_analysis(analysis: Analysis) -> Analysis:
     """The same study of a copy, whose weights may change."""
-    network = replace(known.network, model=copy.deepcopy(known.network.model))
-    return replace(study(network), sha256=known.sha256)
+    network = replace(analysis.network, model=copy.deepcopy(analysis.network.model))
+    return replace(analyze(network), sha256=analysis.sha256)
 
 
 class _Walk:
     """The network on its way down."""
 
-    def __init__(self, arena: Arena, known: Study, method: str, criterion: Criterion) -> None:
-        self.arena, self.known, self.method, self.criterion = arena, known, method, criterion
-        self.model = Probed(known.units).to(arena.where)
+    def __init__(
+        self, context: MethodContext, analysis: Analysis, method: str, criterion: Criterion
+    ) -> None:
+        self.context, self.analysis, self.method, self.criterion = (
+            context,
+            analysis,
+            method,
+            criterion,
+        )
+        self.model = Probed(analysis.units).to(context.where)
         self.model.requires_grad_(True)
-        self.gone = torch.full((known.units.count,), -1)  # when a unit went: 0, 1, …; -1: not yet
-        self.scores = np.zeros(known.units.count)
+        self.gone = torch.full(
+            (analysis.units.count,), -1
+        )  # when a unit went: 0, 1, …; -1: not yet
+        self.scores = np.zeros(analysis.units.count)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that the next round depends on."""
@@ -133,14 +146,14 @@ class _Walk:
 
     def round(self, number: int) -> Line:
         """Train, score, remove."""
-        begun, settings, cost = time.perf_counter(), self.arena.settings, self.known.cost
+        begun, settings, cost = time.perf_counter(), self.context.settings, self.analysis.cost
         self.scores = self._scored(number)
         here = self.kept.sum()
         for _ in range(settings.round_units):
             for unit in self._worst():
                 self.gone[unit] = int(self.gone.max()) + 1
         if self.kept.sum() == here:
-            share = cost.of(cost.flops, cost.counts(self.kept)) / self.known.flops
+            share = cost.of(cost.flops, cost.counts(self.kept)) / self.analysis.flops
             raise BudgetError(f"it cannot go below {share:.1%} of the FLOPs")
         images = settings.round_steps * settings.batch_size
         return {
@@ -153,7 +166,7 @@ class _Walk:
 
     def _scored(self, number: int) -> np.ndarray:
         """Learn from a few batches, and take scores from the very gradients of that."""
-        arena, cost, model = self.arena, self.known.cost, self.model
+        context, cost, model = self.context, self.analysis.cost, self.model
         model.kept = self.kept
         sums: list[Tensor] = []
         seen = 0
@@ -161,24 +174,24 @@ class _Walk:
         def after(_step: int, _logits: Tensor, labels: Tensor, _loss: Tensor) -> None:
             nonlocal seen
             gradients = model.gradients(len(labels))
-            sums.append(self.criterion.take(gradients, model.reads, self.known.units.count))
+            sums.append(self.criterion.take(gradients, model.reads, self.analysis.units.count))
             seen += len(labels)
 
-        trainer = Trainer(model, sgd(model, arena.settings.round_lr))
-        learn(arena, trainer, arena.settings.round_steps, number, after)
+        trainer = Trainer(model, sgd(model, context.settings.round_lr))
+        learn(context, trainer, context.settings.round_steps, number, after)
         mean = torch.stack(sums).double().sum(0).cpu().numpy() / seen
         if not np.isfinite(mean).all():
             raise ModelError("the loss is no number any more: lower --round-lr")
         one_less = np.full(len(cost.sizes), -1)
-        saved = -cost.one_more(cost.flops, cost.counts(self.kept), one_less) / self.known.flops
+        saved = -cost.one_more(cost.flops, cost.counts(self.kept), one_less) / self.analysis.flops
         return self.criterion.score(mean, model.reads, saved[cost.group_of])
 
     def _worst(self) -> np.ndarray:
         """The units of the worst block of all groups that may give one away; or none."""
-        cost, kept = self.known.cost, self.kept
+        cost, kept = self.analysis.cost, self.kept
         counts, here = cost.counts(kept), np.where(kept, self.scores, -np.inf)
-        settings = self.arena.settings
-        blocks = arrange(self.known.units, cost, here, settings.min_keep, settings.align)
+        settings = self.context.settings
+        blocks = arrange(self.analysis.units, cost, here, settings.min_keep, settings.align)
         lasts = zip(blocks.ranked, counts, _last_block(blocks, counts), strict=True)
         candidates = [ranked[first:count] for ranked, count, first in lasts if first >= 0]
         none = np.array([], int)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from legr_cli.data.pixels import Pixels, decoded, read_image, state_of, stored
+from legr_cli.data.sources import Listing, Split, find
 from legr_cli.errors import DataError, SettingError
 from legr_cli.models.registry import IMAGENET_STATISTICS
-from legr_cli.training.pixels import Pixels, decoded, read_image, state_of, stored
-from legr_cli.training.sources import Listing, Split, find
 
 VALIDATION = 0.1  # of the training images, never trained on
 LARGEST_SIDE, LARGEST_BYTES = 96, 4 << 30  # of what is kept in memory

@@ -7,15 +7,15 @@ from legr_cli.journal import Line
 
 
 @dataclass(frozen=True)
-class Spent:
+class Effort:
     """Work of one kind, summed up."""
 
     seconds: float = 0.0
     steps: int = 0  # of gradient descent
     images: int = 0  # that went through the network, forwards at least
 
-    def __add__(self, other: "Spent") -> "Spent":
-        return Spent(
+    def __add__(self, other: "Effort") -> "Effort":
+        return Effort(
             self.seconds + other.seconds, self.steps + other.steps, self.images + other.images
         )
 
@@ -24,11 +24,11 @@ class Spent:
         return {**asdict(self), "seconds": round(self.seconds, 3)}
 
 
-def total(parts: "Iterable[Spent]") -> Spent:
+def total(parts: "Iterable[Effort]") -> Effort:
     """All of it."""
-    return sum(parts, Spent())
+    return sum(parts, Effort())
 
 
-def read(line: Line) -> Spent:
+def read(line: Line) -> Effort:
     """From a journal."""
-    return Spent(line["seconds"], line["steps"], line["images"])
+    return Effort(line["seconds"], line["steps"], line["images"])

@@ -12,45 +12,45 @@ import numpy as np
 import torch
 
 from legr_cli import __version__
+from legr_cli.data.batches import Serving, in_order
+from legr_cli.data.dataset import Data, Part
 from legr_cli.errors import SettingError
 from legr_cli.journal import Line
-from legr_cli.pruning import Study, plans
+from legr_cli.pruning import Analysis, plans
 from legr_cli.ranking import Ranking, identity
-from legr_cli.search.crew import Crew, in_process, on_cluster, processes
 from legr_cli.search.fitness import Job, packed
-from legr_cli.search.learn import Found, Way, evolving
+from legr_cli.search.run import SearchResult, Strategy, evolution_strategy
+from legr_cli.search.workers import WorkerPool, in_process, on_cluster, processes
 from legr_cli.settings import Search
-from legr_cli.training.batches import Serving, in_order
-from legr_cli.training.data import Data, Part
 from legr_cli.training.devices import choose, cores
 from legr_cli.training.loop import Score, evaluate, has_statistics
 
 
 @dataclass(frozen=True)
-class Session:
+class SearchSetup:
     """What is searched, and with what."""
 
-    known: Study
+    analysis: Analysis
     data: Data
     settings: Search
     device: str
     method: str = "legr"
-    way: Callable[[Study, Search], Way] = evolving
+    strategy: Callable[[Analysis, Search], Strategy] = evolution_strategy
 
     def header(self) -> Line:
         """What the journal says was searched: another search has another header."""
         other = {} if self.method == "legr" else {"method": self.method}
-        return {**other, **subject(self.known, self.data, _plain(self.settings))}
+        return {**other, **subject(self.analysis, self.data, _plain(self.settings))}
 
     def job(self) -> Job:
         """What a worker needs."""
-        network = self.known.network
+        network = self.analysis.network
         arch = network.arch.name if network.arch.own else None
         parts = self.data.train, _at_most(self.data, self.settings)
         key = hashlib.sha256(json.dumps(self.header()).encode()).hexdigest()
         return Job(key, packed(network), arch, *parts, self.data.feed, self.settings, self.device)
 
-    def crew(self, client: Any = None) -> Crew:
+    def pool(self, client: Any = None) -> WorkerPool:
         """Workers: of a cluster, in processes, or this process itself."""
         if client is not None:
             return on_cluster(self.job(), client)
@@ -63,17 +63,17 @@ class Session:
     def dense(self, remote: bool = False) -> Score:
         """What the network reaches as it is, on the images that candidates are measured on."""
         device = choose("auto" if remote else self.device)  # a cluster's device may not be here
-        model = self.known.network.model.to(device)
+        model = self.analysis.network.model.to(device)
         part = _at_most(self.data, self.settings)
         score = evaluate(model, in_order(part, Serving(self.data.feed, 250, device)))
         model.cpu()
         return score
 
-    def ranking(self, found: Found, dense: Line, history: str) -> Ranking:
+    def ranking(self, found: SearchResult, dense: Line, history: str) -> Ranking:
         """What was found, with all that ranking.json says beside its rows."""
         settings = _plain(self.settings)
         notes = {
-            **provenance(self.known, self.data, settings, self.settings.seed, dense),
+            **provenance(self.analysis, self.data, settings, self.settings.seed, dense),
             **({"identity": _reached(found.first)} if _is_identity(found.first) else {}),
             "best": _reached(found.best),
             "history": history,
@@ -86,29 +86,29 @@ class Session:
         return replace(found.ranking, method=self.method, notes=notes)
 
 
-def subject(known: Study, data: Data, settings: Line) -> Line:
+def subject(analysis: Analysis, data: Data, settings: Line) -> Line:
     """What work is about, for its journal: other work has another subject."""
-    network = known.network
+    network = analysis.network
     return {
         "arch": str(network.arch),
         "input": list(network.input_shape),
-        "weights_sha256": known.sha256,
+        "weights_sha256": analysis.sha256,
         "settings": settings,
         "data": data.card,
         "statistics": data.feed.statistics,
     }
 
 
-def provenance(known: Study, data: Data, settings: Line, seed: int, dense: Line) -> Line:
+def provenance(analysis: Analysis, data: Data, settings: Line, seed: int, dense: Line) -> Line:
     """What every ranking.json says of the network and the images that it came from."""
-    network = known.network
+    network = analysis.network
     return {
         "legr": __version__,
         "arch": network.arch.name,
         "options": network.arch.options,
         "classes": len(data.classes),
         "input": list(network.input_shape),
-        "weights_sha256": known.sha256,
+        "weights_sha256": analysis.sha256,
         "data": data.card,
         "statistics": data.feed.statistics,
         "settings": settings,
@@ -117,15 +117,15 @@ def provenance(known: Study, data: Data, settings: Line, seed: int, dense: Line)
     }
 
 
-def check_reach(known: Study, settings: Search) -> None:
+def check_reach(analysis: Analysis, settings: Search) -> None:
     """Every ζ̂ must be within reach, and BatchNorm there where its statistics are wanted."""
-    plans(known, identity(known.filters), settings.cut)
-    check_fitness(known, settings.fitness)
+    plans(analysis, identity(analysis.filters), settings.cut)
+    check_fitness(analysis, settings.fitness)
 
 
-def check_fitness(known: Study, fitness: str) -> None:
+def check_fitness(analysis: Analysis, fitness: str) -> None:
     """BatchNorm must be there where its statistics are wanted."""
-    if fitness == "bn" and not has_statistics(known.network.model):
+    if fitness == "bn" and not has_statistics(analysis.network.model):
         raise SettingError(
             "--fitness bn: this network has no BatchNorm; use --fitness finetune or none"
         )

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from legr_cli import __version__
 
 if TYPE_CHECKING:
-    from legr_cli.commands.live import Pace
-    from legr_cli.search.learn import Found, Progress
-    from legr_cli.search.session import Session
+    from legr_cli.commands.progress import Pace
+    from legr_cli.search.run import Progress, SearchResult
+    from legr_cli.search.setup import SearchSetup
 
 
-def watched_search(
-    session: "Session",
+def run_and_show(
+    setup: "SearchSetup",
     header: dict[str, Any],
     out: Path,
     resume: bool,
@@ -23,51 +23,52 @@ def watched_search(
     as_json: bool,
 ) -> None:
     """Search, with something to look at, and write the ranking."""
-    from legr_cli.commands.live import Live, Pace
-    from legr_cli.commands.typed import go_on, typed
+    from legr_cli.commands.invocation import command_line, resume_command
+    from legr_cli.commands.progress import Pace, ProgressDisplay
     from legr_cli.files import staged
     from legr_cli.journal import journal
     from legr_cli.ranking import write_ranking
     from legr_cli.search.history import HISTORY, history_of
-    from legr_cli.search.learn import search
+    from legr_cli.search.run import search
     from legr_cli.targets import percents
 
-    total = session.settings.candidates
+    total = setup.settings.candidates
     path = history_of(out)
     with contextlib.ExitStack() as stack:
         book = stack.enter_context(journal(path, HISTORY, header, resume, force))
-        live = stack.enter_context(Live(total))
-        for text in _greeting(session, header["dense"], len(book.lines), resume):
-            live.say(text)
-        crew = session.crew(client)
-        stack.callback(crew.dismiss)
+        display = stack.enter_context(ProgressDisplay(total))
+        for text in _greeting(setup, header["dense"], len(book.lines), resume):
+            display.say(text)
+        pool = setup.pool(client)
+        stack.callback(pool.shutdown)
 
         pace = Pace()
 
         def watch(state: "Progress") -> None:
             title = f"candidate {state.done}/{total}"
-            live.show(state.done, title, _facts(state, total, pace), state.done in (1, total))
+            display.show(state.done, title, _facts(state, total, pace), state.done in (1, total))
             least = min(state.latest.get("each", [state.latest["accuracy"]]))
-            if state.done == 1 and least < 2 / len(session.data.classes):
-                live.say(
+            if state.done == 1 and least < 2 / len(setup.data.classes):
+                display.say(
                     "that is near chance, so fitness will tell little: a higher --flops, more "
                     "--steps or --fitness finetune tells more"
                 )
 
         try:
-            way = session.way(session.known, session.settings)
-            found = search(session.known, session.settings, way, crew, book, watch, live.say)
+            strategy = setup.strategy(setup.analysis, setup.settings)
+            found = search(setup.analysis, setup.settings, strategy, pool, book, watch, display.say)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"stopped after {len(book.lines)} of {total} candidates; go on with: {go_on()}"
+                f"stopped after {len(book.lines)} of {total} candidates; "
+                f"resume with: {resume_command()}"
             ) from None
-    ranking = session.ranking(found, header["dense"], path.name)
+    ranking = setup.ranking(found, header["dense"], path.name)
     each = [line.get("seconds", 0.0) for line in book.lines.values()]
-    ranking.notes["command"] = typed()
+    ranking.notes["command"] = command_line()
     ranking.notes["seconds"] = round(sum(each), 1)
     with staged() as files:
         write_ranking(ranking, files.file(out))
-    shares = percents(session.settings.flops)
+    shares = percents(setup.settings.flops)
     _show(ranking.notes, found, shares, out, path, next_step, as_json)
 
 
@@ -86,18 +87,20 @@ def _facts(state: "Progress", total: int, pace: "Pace") -> list[str]:
     return parts
 
 
-def _greeting(session: "Session", dense: dict[str, Any], recorded: int, resume: bool) -> list[str]:
+def _greeting(
+    setup: "SearchSetup", dense: dict[str, Any], recorded: int, resume: bool
+) -> list[str]:
     """What is searched, and what looks wrong with it."""
+    from legr_cli.data.dataset import doubts
     from legr_cli.targets import percents
-    from legr_cli.training.data import doubts
 
-    settings, total = session.settings, session.settings.candidates
+    settings, total = setup.settings, setup.settings.candidates
     lines = [
-        f"{session.known.network.arch} on {session.data.feed}: {dense['accuracy']:.2%} of "
+        f"{setup.analysis.network.arch} on {setup.data.feed}: {dense['accuracy']:.2%} of "
         f"{dense['images']} validation images, which legr never trains on",
-        *doubts(session.data),
+        *doubts(setup.data),
     ]
-    if dense["accuracy"] < 1.5 / len(session.data.classes):
+    if dense["accuracy"] < 1.5 / len(setup.data.classes):
         lines.append(
             "that is no better than chance: is it the right --data, --normalize, --input and "
             "checkpoint?"
@@ -115,7 +118,7 @@ def _greeting(session: "Session", dense: dict[str, Any], recorded: int, resume: 
 
 def _show(
     notes: dict[str, Any],
-    found: "Found",
+    found: "SearchResult",
     shares: str,
     out: Path,
     history: Path,
@@ -123,11 +126,11 @@ def _show(
     as_json: bool,
 ) -> None:
     """What was gained, and the ranking's name on stdout; or everything as JSON."""
-    from legr_cli.commands import show
+    from legr_cli.commands import output
 
     facts = {key: notes[key] for key in ("dense", "identity", "best", "seconds", "settings")}
     if as_json:
-        show.emit(
+        output.emit(
             {
                 "legr": __version__,
                 "ranking": str(out),
@@ -137,7 +140,7 @@ def _show(
             }
         )
         return
-    table = show.table(
+    table = output.table(
         "accuracy on the validation images", "network", "accuracy", "loss", left=("network",)
     )
     for name, key in (
@@ -147,12 +150,12 @@ def _show(
     ):
         loss = facts[key]["loss"]
         table.add_row(name, f"{facts[key]['accuracy']:.2%}", "" if loss is None else f"{loss:.4f}")
-    screen = show.console()
-    show.put(screen, table)
+    screen = output.console()
+    output.put(screen, table)
     screen.print(
         f"{notes['settings']['candidates']} candidates, {facts['seconds']:.0f} s of work; "
         f"{found.cached} repeats took the fitness of an earlier one that keeps the same channels",
         style="dim",
     )
     screen.print(f"next: {next_step}", style="dim", soft_wrap=True)
-    show.line(str(out))
+    output.line(str(out))

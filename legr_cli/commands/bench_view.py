@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from legr_cli.commands import show
+from legr_cli.commands import output
 from legr_cli.deploy.bench import Point, fitted_slope, points
 
 _WIDE, _HIGH = 48, 12
@@ -10,23 +10,23 @@ _WIDE, _HIGH = 48, 12
 
 def table(whole: dict[str, Any]) -> None:
     """One measurement on stdout."""
-    screen = show.console(stderr=False)
+    screen = output.console(stderr=False)
     known = points(whole)
     columns = ("network", "FLOPs", "ms", "p5", "p95", "ratio", "±", "slope")
-    made = show.table(title(whole), *columns, left=("network",))
+    made = output.table(title(whole), *columns, left=("network",))
     for row in whole["models"]:
         point = known.get(row["name"])
         slope = None if point is None else point.slope
         low, high = row["ratio_range"]
         made.add_row(
             row["name"],
-            show.count(row["flops"]) if row.get("flops") else "",
+            output.count(row["flops"]) if row.get("flops") else "",
             *(f"{row[key]:.3g}" for key in ("median_ms", "p5_ms", "p95_ms")),
             f"{row['ratio']:.3f}",
             f"{(high - low) / 2:.3f}",
             "" if slope is None else f"{slope:.2f}",
         )
-    show.put(screen, made)
+    output.put(screen, made)
     found = list(known.values())
     line = fitted_slope(found)
     if line is not None:
@@ -35,11 +35,11 @@ def table(whole: dict[str, Any]) -> None:
         screen.print(f"slope {line[0]:.2f}: latency saved per FLOP saved, by all networks together")
     worst = max((row.get("difference") or 0.0 for row in whole["models"]), default=0.0)
     if worst:
-        show.console().print(
+        output.console().print(
             f"exported networks differ from torch by {worst:.0e} at most", style="dim"
         )
     for note in whole["notes"]:
-        show.console().print(str(note), style="dim")
+        output.console().print(str(note), style="dim")
 
 
 def title(whole: dict[str, Any]) -> str:

@@ -12,27 +12,27 @@ from pathlib import Path
 import torch
 
 from legr_cli import __version__
-from legr_cli.baselines.arena import ASIDE, Arena, Level
+from legr_cli.baselines.context import ASIDE, Level, MethodContext
+from legr_cli.baselines.effort import Effort
 from legr_cli.baselines.methods import METHODS
-from legr_cli.baselines.spent import Spent
 from legr_cli.baselines.summary import FORMAT, VERSION, is_row
+from legr_cli.data.batches import Serving, in_order
+from legr_cli.data.dataset import Data
 from legr_cli.errors import BudgetError, LegrError, ModelError
 from legr_cli.files import staged
-from legr_cli.journal import Journal, Kind, Line, is_score
-from legr_cli.networks import Network, save_network, with_command
-from legr_cli.pruning import Study, carry_out, lowest_share, plans
+from legr_cli.journal import Journal, JournalFormat, Line, is_score
+from legr_cli.models.network import Network, with_command, write_network
+from legr_cli.pruning import Analysis, apply_plans, lowest_share, plans
 from legr_cli.ranking import write_ranking
-from legr_cli.search.session import subject
+from legr_cli.search.setup import subject
 from legr_cli.settings import Compare
 from legr_cli.targets import Target, falling
-from legr_cli.training.batches import Serving, in_order
-from legr_cli.training.course import Sight, followed
-from legr_cli.training.data import Data
 from legr_cli.training.devices import choose
-from legr_cli.training.epochs import EPOCHS, Files, key_of
 from legr_cli.training.loop import evaluate
-from legr_cli.training.session import Session
-from legr_cli.training.team import Team
+from legr_cli.training.process_group import ProcessGroup
+from legr_cli.training.result import TrainingCallbacks, train_to_end
+from legr_cli.training.resume import EPOCHS, Files, key_of
+from legr_cli.training.setup import TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Contest:
+class ComparisonRun:
     """What is compared, and where it goes."""
 
-    known: Study
+    analysis: Analysis
     opened: Callable[[int], Data]  # by seed: another seed holds out other images
     settings: Compare
     device: str
@@ -71,7 +71,7 @@ class Contest:
             "epochs": settings.training.epochs,
         }
         del plain["training"], plain["targets"]
-        return {**subject(self.known, data, plain), "dense": dense}
+        return {**subject(self.analysis, data, plain), "dense": dense}
 
     def pieces(self) -> list[Piece]:
         """All of it, in order: a method's targets from high to low."""
@@ -85,7 +85,7 @@ class Contest:
         return [Piece(number, *what) for number, what in enumerate(every)]
 
 
-COMPARISON = Kind(
+COMPARISON = JournalFormat(
     format="legr-pieces",
     work="comparison",
     command="legr compare",
@@ -96,30 +96,41 @@ COMPARISON = Kind(
 )
 
 
-def hold(contest: Contest, book: Journal) -> None:
+def run_comparison(run: ComparisonRun, book: Journal) -> None:
     """Do all pieces that are not on record."""
     for name in ("rankings", "pruned", "tuned"):
-        (contest.folder / name).mkdir(exist_ok=True)
-    left = [piece for piece in contest.pieces() if piece.number not in book.lines]
+        (run.folder / name).mkdir(exist_ok=True)
+    left = [piece for piece in run.pieces() if piece.number not in book.lines]
     for seed in dict.fromkeys(piece.seed for piece in left):
-        data = contest.opened(seed)
-        dense = measured(contest.device, contest.known.network, data, "validation")
+        data = run.opened(seed)
+        dense = measured(run.device, run.analysis.network, data, "validation")
         for method in dict.fromkeys(piece.method for piece in left if piece.seed == seed):
-            mine = [p for p in contest.pieces() if (p.seed, p.method) == (seed, method)]
-            _take_part(contest, book, mine, data, dense)
+            mine = [p for p in run.pieces() if (p.seed, p.method) == (seed, method)]
+            _take_part(run, book, mine, data, dense)
 
 
-def _take_part(contest: Contest, book: Journal, mine: list[Piece], data: Data, dense: Line) -> None:
+def _take_part(
+    run: ComparisonRun, book: Journal, mine: list[Piece], data: Data, dense: Line
+) -> None:
     """One method with one seed; what it cannot do is on record, too."""
-    settings, current = contest.settings, mine[0]
-    floor = lowest_share(contest.known, settings.align, settings.min_keep)
+    settings, current = run.settings, mine[0]
+    floor = lowest_share(run.analysis, settings.align, settings.min_keep)
     todo = {piece.target: piece for piece in mine if piece.number not in book.lines}
 
     def tell(text: str) -> None:
-        contest.tell(len(book.lines), current, text)
+        run.tell(len(book.lines), current, text)
 
-    folder = contest.folder / "rankings"
-    arena = Arena(contest.known, data, settings, current.seed, contest.device, folder, dense, tell)
+    folder = run.folder / "rankings"
+    context = MethodContext(
+        run.analysis,
+        data,
+        settings,
+        current.seed,
+        run.device,
+        folder,
+        dense,
+        tell,
+    )
     for piece in todo.values():
         if piece.target.value < floor:
             text = f"{piece.target.value:g} of the FLOPs is out of reach, the lowest is {floor:g}"
@@ -128,9 +139,9 @@ def _take_part(contest: Contest, book: Journal, mine: list[Piece], data: Data, d
     wanted = {target for target in targets if target in todo}
     current = next((todo[target] for target in targets if target in todo), current)
     try:
-        for level in METHODS[current.method].run(arena, targets, wanted):
+        for level in METHODS[current.method].run(context, targets, wanted):
             current = todo[level.target]
-            book.add(_finished(contest, arena, current, level))
+            book.add(_finished(run, context, current, level))
             wanted.discard(level.target)
     except (BudgetError, ModelError) as error:
         for target in targets:
@@ -154,36 +165,36 @@ def _about(piece: Piece) -> Line:
     }
 
 
-def _finished(contest: Contest, arena: Arena, piece: Piece, level: Level) -> Line:
+def _finished(run: ComparisonRun, context: MethodContext, piece: Piece, level: Level) -> Line:
     """Cut, measure, tune and measure again."""
-    arena.tell("cutting")
-    settings = arena.cut(level.target)
-    decided = plans(level.known, level.ranking, settings)
-    [pruned] = carry_out(level.known, level.ranking, settings, decided)
-    notes = with_command(pruned.network.notes, contest.command)
+    context.tell("cutting")
+    settings = context.cut(level.target)
+    decided = plans(level.analysis, level.ranking, settings)
+    [pruned] = apply_plans(level.analysis, level.ranking, settings, decided)
+    notes = with_command(pruned.network.notes, run.command)
     network = replace(pruned.network, notes=notes)
     network.model.cpu()
     name = f"{piece.method}-{piece.target.label}-seed{piece.seed}.safetensors"
     entry = METHODS[piece.method]
     with staged() as files:
-        save_network(network, files.file(contest.folder / "pruned" / name))
+        write_network(network, files.file(run.folder / "pruned" / name))
         if level.ranking.method == piece.method and "legr" in level.ranking.notes:
-            path = arena.file(piece.method, level.target if entry.each else None)
+            path = context.file(piece.method, level.target if entry.each else None)
             write_ranking(level.ranking, files.file(path))
-    before = measured(contest.device, network, arena.data, "test")
-    training = _tuned(contest, arena, network, contest.folder / "tuned" / name)
+    before = measured(run.device, network, context.data, "test")
+    training = _tuned(run, context, network, run.folder / "tuned" / name)
     after = training["test"] or training["validation"]
     return {
         **_about(piece),
         "file": f"tuned/{name}",
         "flops": pruned.flops,
-        "dense_flops": contest.known.flops,
+        "dense_flops": run.analysis.flops,
         "params": pruned.params,
         "before": before["accuracy"],
         "accuracy": after["accuracy"],
         "images": after["images"],
-        "pruning": level.spent.line(),
-        "tuning": _tuning_spent(arena, training).line(),
+        "pruning": level.effort.line(),
+        "tuning": _tuning_spent(context, training).line(),
     }
 
 
@@ -196,44 +207,46 @@ def measured(device: str, network: Network, data: Data, split: str) -> Line:
     return score.line()
 
 
-def _tuned(contest: Contest, arena: Arena, network: Network, out: Path) -> Line:
+def _tuned(run: ComparisonRun, context: MethodContext, network: Network, out: Path) -> Line:
     """Train as all others are trained; what the file says of it."""
-    training = replace(contest.settings.training, seed=arena.seed)
-    session = Session(network, arena.data, training, Team(choose(contest.device)))
+    training = replace(run.settings.training, seed=context.seed)
+    setup = TrainingSetup(network, context.data, training, ProcessGroup(choose(run.device)))
     files = Files(out, resume=True, force=False, kind=replace(EPOCHS, anew=ASIDE))
-    done = files.done(key_of(session.header()))
+    done = files.done(key_of(setup.header()))
     if done is not None:
         return done
-    arena.tell("tuning")
-    run = session.run(compiled=False, loaders=None)
+    context.tell("tuning")
+    training_run = setup.run(compiled=False, loaders=None)
 
     def told(line: Line) -> None:
-        arena.tell(f"tuning, epoch {line['epoch']}/{training.epochs}: {line['accuracy']:.2%}")
+        context.tell(f"tuning, epoch {line['epoch']}/{training.epochs}: {line['accuracy']:.2%}")
 
-    with followed(session, run, files, Sight(lambda _: None, lambda _: None, told)) as course:
-        result = session.result(course.model, course.header, course.reached)
+    with train_to_end(
+        setup, training_run, files, TrainingCallbacks(lambda _: None, lambda _: None, told)
+    ) as outcome:
+        result = setup.result(outcome.model, outcome.header, outcome.reached)
         files.finish(result)
     found: Line = result.notes["training"]
     return found
 
 
-def _tuning_spent(arena: Arena, training: Line) -> Spent:
+def _tuning_spent(context: MethodContext, training: Line) -> Effort:
     """What a training took."""
     size = training["settings"]["batch_size"]
-    steps = training["epochs"] * max(1, len(arena.data.train) // size)
-    measured = training["epochs"] * len(arena.data.validation)
-    return Spent(training["seconds"], steps, steps * size + measured)
+    steps = training["epochs"] * max(1, len(context.data.train) // size)
+    measured = training["epochs"] * len(context.data.validation)
+    return Effort(training["seconds"], steps, steps * size + measured)
 
 
-def comparison(contest: Contest, header: Line, book: Journal) -> Line:
+def comparison(run: ComparisonRun, header: Line, book: Journal) -> Line:
     """compare.json: what was compared and how, and all that is on record."""
     return {
         "format": FORMAT,
         "version": VERSION,
         "legr": __version__,
         **header,
-        "dense_flops": contest.known.flops,
-        "command": contest.command,
+        "dense_flops": run.analysis.flops,
+        "command": run.command,
         "made_with": {"python": platform.python_version(), "torch": torch.__version__},
         "rows": [book.lines[number] for number in sorted(book.lines)],
     }

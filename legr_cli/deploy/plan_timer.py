@@ -8,22 +8,22 @@ import numpy as np
 from legr_cli.channels import apply
 from legr_cli.channels.units import Kept
 from legr_cli.deploy.board import Board
-from legr_cli.deploy.onnx import exported
+from legr_cli.deploy.export import exported
 from legr_cli.latency import Timing
-from legr_cli.pruning import Study
+from legr_cli.pruning import Analysis
 
 SECONDS = 1.5  # for each of the two networks
 
 
-class Stopwatch:
+class PlanTimer:
     """A board that has the dense network and times plans; it measures none twice."""
 
     def __init__(
-        self, board: Board, known: Study, say: Callable[[str], None] = lambda _: None
+        self, board: Board, analysis: Analysis, say: Callable[[str], None] = lambda _: None
     ) -> None:
-        self.board, self.known, self.say = board, known, say
+        self.board, self.analysis, self.say = board, analysis, say
         self.timings: dict[bytes, Timing] = {}
-        board.load("dense", exported(known.network)[0])
+        board.load("dense", exported(analysis.network)[0])
 
     def __call__(self, kept: Kept) -> Timing:
         """How long a plan takes."""
@@ -33,8 +33,8 @@ class Stopwatch:
             names = ["dense"] if whole else ["dense", "plan"]
             self.say(self._so_far())
             if not whole:
-                smaller = apply(self.known.units, kept)
-                data, _ = exported(replace(self.known.network, model=smaller))
+                smaller = apply(self.analysis.units, kept)
+                data, _ = exported(replace(self.analysis.network, model=smaller))
                 self.board.load("plan", data)
             try:
                 found = self.board.measure(names, SECONDS)

@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from legr_cli.baselines.spent import Spent
+from legr_cli.baselines.effort import Effort
+from legr_cli.data.dataset import Data
 from legr_cli.journal import Line
-from legr_cli.pruning import Study
+from legr_cli.pruning import Analysis
 from legr_cli.ranking import Ranking, scored
-from legr_cli.search.session import provenance, subject
+from legr_cli.search.setup import provenance, subject
 from legr_cli.settings import Compare, Prune
 from legr_cli.targets import Target
-from legr_cli.training.data import Data
 from legr_cli.training.devices import choose
 
 ASIDE = "remove it and go on with --resume"  # what to do about a damaged file inside a comparison
 
 
 @dataclass(frozen=True)
-class Arena:
+class MethodContext:
     """One network, one split of the images, one seed: the same for all methods."""
 
-    known: Study
+    analysis: Analysis
     data: Data
     settings: Compare
     seed: int
@@ -60,13 +60,13 @@ class Arena:
 
     def header(self, method: str, **settings: Any) -> Line:
         """What tells this work from other work, for a journal."""
-        return {"method": method, **subject(self.known, self.data, self.plain(**settings))}
+        return {"method": method, **subject(self.analysis, self.data, self.plain(**settings))}
 
     def ranking(self, method: str, scores: np.ndarray, **settings: Any) -> Ranking:
         """A ranking by units' scores, with all that ranking.json says beside its rows."""
         about = self.plain(**settings)
-        notes = provenance(self.known, self.data, about, self.seed, self.dense)
-        return replace(scored(self.known.filters, scores, method), notes=notes)
+        notes = provenance(self.analysis, self.data, about, self.seed, self.dense)
+        return replace(scored(self.analysis.filters, scores, method), notes=notes)
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Level:
     """
 
     target: Target
-    known: Study
+    analysis: Analysis
     ranking: Ranking
-    spent: Spent
+    effort: Effort
 
 
 # Of all targets, from high to low, a method makes those that are still to be done.
-Method = Callable[[Arena, list[Target], set[Target]], Iterator[Level]]
+Method = Callable[[MethodContext, list[Target], set[Target]], Iterator[Level]]

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from legr_cli.data.dataset import Feed, Part
+from legr_cli.data.pixels import read_image
 from legr_cli.errors import DataError
-from legr_cli.training.data import Feed, Part
-from legr_cli.training.pixels import read_image
 
 Batch = tuple[Tensor, Tensor]
 

@@ -20,12 +20,12 @@ import torch
 from legr_cli.channels.units import Kept
 from legr_cli.errors import BudgetError, LegrError, SearchError, first_line
 from legr_cli.journal import Journal, Line
-from legr_cli.networks import kept_channels
-from legr_cli.pruning import Study, plans
+from legr_cli.models.network import kept_channels
+from legr_cli.pruning import Analysis, plans
 from legr_cli.ranking import Ranking, affine, level, spread
-from legr_cli.search.crew import Crew, is_given_up, is_loss
 from legr_cli.search.evolution import Candidate, Evolution, Explorer, Fitness, Genes
 from legr_cli.search.fitness import Outcome
+from legr_cli.search.workers import WorkerPool, is_given_up, is_loss
 from legr_cli.settings import Search
 from legr_cli.training.loop import number
 
@@ -33,19 +33,19 @@ RETRIES = 3  # of one candidate whose worker died
 
 
 @dataclass(frozen=True)
-class Way:
+class Strategy:
     """How candidates are found, and what their numbers mean for the cut."""
 
     explorer: Explorer
     express: Callable[[Genes], Ranking]
 
 
-def evolving(known: Study, settings: Search) -> Way:
+def evolution_strategy(analysis: Analysis, settings: Search) -> Strategy:
     """LeGR: evolution of α and κ."""
     rng = np.random.default_rng(settings.seed)
-    even = level(known.filters, known.cost.group_of)
-    explorer = Evolution(spread(known.filters), even, settings, rng)
-    return Way(explorer, functools.partial(affine, known.filters))
+    even = level(analysis.filters, analysis.cost.group_of)
+    explorer = Evolution(spread(analysis.filters), even, settings, rng)
+    return Strategy(explorer, functools.partial(affine, analysis.filters))
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Trial:
     plan: Plan | None  # None: no plan meets ζ̂
     line: Line | None = None  # what the journal says of it, once it is known
     future: "Future[list[Outcome]] | None" = None
-    twin: "Trial | None" = None  # an earlier candidate that keeps the same channels
+    duplicate_of: "Trial | None" = None  # an earlier candidate that keeps the same channels
     shift: int = 0  # of the crew
     losses: int = 0
 
@@ -82,7 +82,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search came to."""
 
     ranking: Ranking
@@ -92,16 +92,16 @@ class Found:
 
 
 def search(
-    known: Study,
+    analysis: Analysis,
     settings: Search,
-    way: Way,
-    crew: Crew,
+    strategy: Strategy,
+    pool: WorkerPool,
     journal: Journal,
     watch: Callable[[Progress], None],
     say: Callable[[str], None],
-) -> Found:
+) -> SearchResult:
     """Run a search to its end, from wherever the journal stands."""
-    run = _Run(known, settings, way, crew, journal, say)
+    run = _Run(analysis, settings, strategy, pool, journal, say)
     recorded = len(journal.lines)
     waiting: deque[Trial] = deque()
     for _ in range(settings.candidates + settings.workers):
@@ -111,9 +111,9 @@ def search(
             watch(Progress(done, min(recorded, done), run.cached, line, run.best))
         if not run.all_asked:
             waiting.append(run.begin())
-    assert way.explorer.best is not None
-    ranking = way.express(way.explorer.best[0].genes)
-    return Found(ranking, run.best, journal.lines[0], run.cached)
+    assert strategy.explorer.best is not None
+    ranking = strategy.express(strategy.explorer.best[0].genes)
+    return SearchResult(ranking, run.best, journal.lines[0], run.cached)
 
 
 class _Run:
@@ -121,16 +121,16 @@ class _Run:
 
     def __init__(
         self,
-        known: Study,
+        analysis: Analysis,
         settings: Search,
-        way: Way,
-        crew: Crew,
+        strategy: Strategy,
+        pool: WorkerPool,
         journal: Journal,
         say: Callable[[str], None],
     ) -> None:
-        self.known, self.settings = known, settings
-        self.explorer, self.express = way.explorer, way.express
-        self.crew, self.journal, self.say = crew, journal, say
+        self.analysis, self.settings = analysis, settings
+        self.explorer, self.express = strategy.explorer, strategy.express
+        self.pool, self.journal, self.say = pool, journal, say
         self.thought = 0.0  # seconds of the explorer since the last line
         self.seen: dict[str, Trial] = {}
         self.cached = 0
@@ -149,12 +149,12 @@ class _Run:
     def plan(self, candidate: Candidate) -> Plan | None:
         """The channels that a candidate keeps."""
         try:
-            kept = plans(self.known, self.express(candidate.genes), self.settings.cut)
+            kept = plans(self.analysis, self.express(candidate.genes), self.settings.cut)
         except BudgetError:
             if candidate.number == 0:
                 raise  # nor will another reach it
             return None
-        cost = self.known.cost
+        cost = self.analysis.cost
         flops = min(round(cost.of(cost.flops, cost.counts(each))) for each in kept)
         key = hashlib.sha256(np.packbits(kept).tobytes()).hexdigest()
         return Plan(key, kept, flops)
@@ -179,7 +179,7 @@ class _Run:
         elif trial.plan is None:
             self._record(trial, None)
         elif trial.plan.key in self.seen:
-            trial.twin = self.seen[trial.plan.key]
+            trial.duplicate_of = self.seen[trial.plan.key]
         else:
             self._submit(trial)
         if trial.plan is not None:
@@ -204,8 +204,12 @@ class _Run:
 
     def _collect(self, trial: Trial) -> None:
         """Record a trial whose outcome has come."""
-        if trial.line is None and trial.twin is not None and trial.twin.line is not None:
-            self._record(trial, trial.twin.line)
+        if (
+            trial.line is None
+            and trial.duplicate_of is not None
+            and trial.duplicate_of.line is not None
+        ):
+            self._record(trial, trial.duplicate_of.line)
         if trial.future is None or not trial.future.done():
             return
         future, trial.future = trial.future, None
@@ -236,17 +240,17 @@ class _Run:
                 "All that was found is kept: go on with --resume"
             ) from error
         self.say(f"a worker was lost: candidate {number} is tried again")
-        self.crew.replace(trial.shift)
+        self.pool.replace(trial.shift)
         self._submit(trial)
 
     def _submit(self, trial: Trial) -> None:
         """Hand a trial to the crew."""
         assert trial.plan is not None
-        trial.shift = self.crew.shift
+        trial.shift = self.pool.shift
         try:
             kept = trial.plan.kept
-            cuts = tuple(kept_channels(self.known.units, each) for each in kept)
-            trial.future = self.crew.submit(cuts)
+            cuts = tuple(kept_channels(self.analysis.units, each) for each in kept)
+            trial.future = self.pool.submit(cuts)
         except Exception as error:
             self._lose(trial, error)
 

@@ -29,7 +29,7 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
-class Tally:
+class Meter:
     """Sums on the device, and a look at them now and then."""
 
     def __init__(

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from legr_cli.channels.id_tensors import tensors
 from legr_cli.channels.trace import evaluating
-from legr_cli.channels.twins import tensors
 from legr_cli.cost import count_flops, count_params
 from legr_cli.errors import LegrError, ModelError, first_line
-from legr_cli.models.weights import fingerprint
-from legr_cli.networks import Network
+from legr_cli.models.checkpoints import fingerprint
+from legr_cli.models.network import Network
 
 OPSET = 18  # the oldest that the exporter writes; runtimes for older boards read it
 TOLERANCE = 1e-3  # relative difference that is no rounding any more

@@ -3,31 +3,35 @@
 from typing import TYPE_CHECKING, Any
 
 from legr_cli import __version__
-from legr_cli.commands import show
+from legr_cli.commands import output
 
 if TYPE_CHECKING:
-    from legr_cli.pruning import Study
+    from legr_cli.pruning import Analysis
     from legr_cli.ranking import Ranking
     from legr_cli.settings import Prune
 
 
 def shown(
-    known: "Study", settings: "Prune", ranking: "Ranking", rows: list[dict[str, Any]], as_json: bool
+    analysis: "Analysis",
+    settings: "Prune",
+    ranking: "Ranking",
+    rows: list[dict[str, Any]],
+    as_json: bool,
 ) -> None:
     """The table on stderr and the files on stdout, or everything as JSON."""
     for row in rows:
-        row["flops_share"] = row["flops"] / known.flops
-        row["params_share"] = row["params"] / known.params
-    notes = _notes(known, settings, ranking, rows)
+        row["flops_share"] = row["flops"] / analysis.flops
+        row["params_share"] = row["params"] / analysis.params
+    notes = _notes(analysis, settings, ranking, rows)
     if as_json:
         whole = {
-            "arch": str(known.network.arch),
-            "input": list(known.network.input_shape),
-            "flops": known.flops,
-            "params": known.params,
-            "sha256": known.sha256,
+            "arch": str(analysis.network.arch),
+            "input": list(analysis.network.input_shape),
+            "flops": analysis.flops,
+            "params": analysis.params,
+            "sha256": analysis.sha256,
         }
-        show.emit(
+        output.emit(
             {
                 "legr": __version__,
                 "dense": whole,
@@ -37,32 +41,32 @@ def shown(
             }
         )
         return
-    size = "x".join(map(str, known.network.input_shape))
-    dense = f"{show.count(known.flops)}FLOPs, {show.count(known.params)} parameters"
-    screen = show.console()
+    size = "x".join(map(str, analysis.network.input_shape))
+    dense = f"{output.count(analysis.flops)}FLOPs, {output.count(analysis.params)} parameters"
+    screen = output.console()
     timed = any("latency" in row for row in rows)
     more = ("ms", "share") if timed else ()
     columns = ("target", "FLOPs", "share", "params", "share", "file", "s", *more, "kept by layer")
-    table = show.table(f"{known.network.arch} on {size}: {dense}", *columns, left=columns[-1:])
+    table = output.table(f"{analysis.network.arch} on {size}: {dense}", *columns, left=columns[-1:])
     for target, row in zip(settings.targets, rows, strict=True):
         table.add_row(
             str(target),
-            show.count(row["flops"]),
+            output.count(row["flops"]),
             f"{row['flops_share']:.2%}",
-            show.count(row["params"]),
+            output.count(row["params"]),
             f"{row['params_share']:.1%}",
-            f"{show.count(row['bytes'])}B",
+            f"{output.count(row['bytes'])}B",
             f"{row['seconds']:.1f}",
             *(_latency(row.get("latency")) if timed else ()),
-            show.bar([kept / of for kept, of in row["layers"].values()], screen.width - 60),
+            output.bar([kept / of for kept, of in row["layers"].values()], screen.width - 60),
         )
-    show.put(screen, table)
+    output.put(screen, table)
     for note in notes:
         screen.print(note, style="dim")
     for row in rows:
-        show.line(row["file"])
+        output.line(row["file"])
         if "onnx" in row:
-            show.line(row["onnx"]["file"])
+            output.line(row["onnx"]["file"])
 
 
 def _below(target: float, row: dict[str, Any]) -> float:
@@ -76,7 +80,7 @@ def _latency(timing: dict[str, Any] | None) -> tuple[str, str]:
 
 
 def _notes(
-    known: "Study", settings: "Prune", ranking: "Ranking", rows: list[dict[str, Any]]
+    analysis: "Analysis", settings: "Prune", ranking: "Ranking", rows: list[dict[str, Any]]
 ) -> list[str]:
     """What a user should know of how the networks came about."""
     notes = ["FLOPs by fvcore, one multiply-add = 1", f"align {settings.align}"]
@@ -84,9 +88,9 @@ def _notes(
         notes.append("no --ranking: α = 1, κ = 0, filters ranked by plain squared norm")
     elif ranking.method == "uniform":
         notes.append("uniform: the same share of every layer, by plain squared norm within it")
-    elif ranking.notes.get("weights_sha256") not in (None, known.sha256):
+    elif ranking.notes.get("weights_sha256") not in (None, analysis.sha256):
         notes.append("the ranking was learned on other weights than these")
-    notes += _unlike(known, settings, ranking.notes)
+    notes += _unlike(analysis, settings, ranking.notes)
     pairs = list(zip(settings.targets, rows, strict=True))
     gap = max((t.value - row[f"{t.what}_share"] for t, row in pairs if not t.timed), default=0)
     if gap > 0.01:
@@ -109,19 +113,19 @@ def _notes(
         notes.append(
             f"ONNX: opset {exported[0]['opset']}, checked, and {worst:.0e} from torch at most"
         )
-    if known.network.kept is not None:
+    if analysis.network.kept is not None:
         notes.append("the network was pruned before: shares are of what it is now")
-    held = {pin.layer for pin in known.units.pins if pin.reason != "the network's output"}
+    held = {pin.layer for pin in analysis.units.pins if pin.reason != "the network's output"}
     if held:
         notes.append(f"{len(held)} layers have pinned channels: legr inspect says by what")
     return notes
 
 
-def _unlike(known: "Study", settings: "Prune", learned: dict[str, Any]) -> list[str]:
+def _unlike(analysis: "Analysis", settings: "Prune", learned: dict[str, Any]) -> list[str]:
     """Where the cut is not the one that the ranking was learned with."""
     from legr_cli.settings import option
 
-    then, size = learned.get("settings"), list(known.network.input_shape)
+    then, size = learned.get("settings"), list(analysis.network.input_shape)
     then = {**(then if isinstance(then, dict) else {}), "input": learned.get("input", size)}
     now = {"align": settings.align.name, "min_keep": settings.min_keep, "input": size}
     return [
