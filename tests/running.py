@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from legr_cli.cli import app
 
+ROOT = Path(__file__).resolve().parents[1]
 runner = CliRunner()
 
 

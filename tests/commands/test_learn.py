@@ -16,6 +16,7 @@ from pathlib import Path
 import digits_net
 import pytest
 import torch
+from pictures import folders, paint
 from running import await_lines, fails, legr, runner, spawn
 
 from legr_cli.cli import app
@@ -453,8 +454,6 @@ def test_an_untrained_network_is_noticed(tmp_path: Path) -> None:
 
 
 def test_evaluate_needs_test_images(weights: Path, tmp_path: Path) -> None:
-    from test_data import folders
-
     shutil.rmtree(folders(tmp_path) / "test")
     args = ("evaluate", weights, "--arch", NET[1], "--classes", 3, "--data", f"folder:{tmp_path}")
     result = runner.invoke(app, [str(arg) for arg in args])
@@ -560,8 +559,6 @@ def test_a_ranking_without_history_is_not_resumed(weights: Path, tmp_path: Path)
 
 
 def test_changed_images_are_not_resumed(weights: Path, tmp_path: Path) -> None:
-    from test_data import paint
-
     for label in range(10):
         for i in range(10):
             paint(tmp_path / "set" / "train" / f"c{label}" / f"{i}.bmp", seed=10 * label + i)
@@ -577,8 +574,6 @@ def test_changed_images_are_not_resumed(weights: Path, tmp_path: Path) -> None:
 
 def test_large_images_in_two_workers(weights: Path, tmp_path: Path) -> None:
     """They are read by loader processes of each worker; killed, nobody is left."""
-    from test_data import folders
-
     net = tmp_path / "net.pth"
     torch.save(digits_net.build(3).state_dict(), net)
     folders(tmp_path / "set", size=(110, 110))

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_docs import ROOT, complaint
+from command_lines import complaint
+from running import ROOT
 
 RAW, BENCH = ROOT / "docs/results/cifar10", ROOT / "benchmarks/cifar10"
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_data import paint
+from pictures import paint
+from running import ROOT
 from typer.testing import CliRunner
 
 from legr_cli.cli import app
 from legr_cli.models.network import open_network
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+README = ROOT / "README.md"
 
 
 def blocks(language: str) -> list[str]:
@@ -67,7 +68,9 @@ def test_learning_on_your_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "nets/*.safetensors" in here
     assert "--ssh me@jetson" in there
     many = here.replace("nets/*.safetensors", " ".join(networks[:3])) + " --seconds 0.05"
-    once = there.replace("--ssh me@jetson", "--seconds 0.05")  # tests/test_boards.py has an sshd
+    once = there.replace(
+        "--ssh me@jetson", "--seconds 0.05"
+    )  # tests/deploy/test_boards.py has an sshd
     for command in (many, prune, once):
         result = CliRunner().invoke(app, shlex.split(command)[1:])
         assert result.exit_code == 0, result.output

@@ -13,7 +13,7 @@ from running import await_lines, fails, legr, runner, spawn
 from legr_cli.baselines.methods import METHODS
 from legr_cli.baselines.summary import summarize
 from legr_cli.cli import app
-from legr_cli.models.network import read_card
+from legr_cli.models.card import read_card
 from legr_cli.report.collect import collect
 from legr_cli.training.devices import half_precision
 

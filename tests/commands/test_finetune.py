@@ -17,10 +17,10 @@ import digits_net
 import numpy as np
 import pytest
 import torch
+from pictures import paint
 from running import await_lines, fails, legr, runner, spawn
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_data import paint
 from torch import nn
 
 import legr_cli
@@ -29,7 +29,7 @@ from legr_cli.data.dataset import open_data
 from legr_cli.errors import SettingError
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import open_network
-from legr_cli.training import epochs
+from legr_cli.training import resume
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.recipes import settings_of
 from legr_cli.training.run import Run
@@ -451,17 +451,17 @@ def test_two_trainings_do_not_share_a_file(pruned: Path, tmp_path: Path) -> None
 
 FULL_DISK = """
 import resource, signal, sys
-from legr_cli.training import epochs
+from legr_cli.training import resume
 from legr_cli.cli import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-write, count = epochs.write_state, 0
+write, count = resume.write_state, 0
 def writes(*args):
     global count
     count += 1
     if count == 3:  # from here on, no file may be larger than this
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
     write(*args)
-epochs.write_state = writes
+resume.write_state = writes
 main()
 """
 
@@ -668,7 +668,7 @@ def test_a_state_is_checked_before_it_is_used(
     """Every line and tensor that a training goes on with, changed: one line, nothing lost."""
     out = tmp_path / "t.safetensors"
     args = ["finetune", str(pruned), *TUNE, "--epochs", "5", "--out", str(out)]
-    write = epochs.write_state
+    write = resume.write_state
 
     def stopped(*parts: object) -> None:
         write(*parts)  # type: ignore[arg-type]
@@ -676,7 +676,7 @@ def test_a_state_is_checked_before_it_is_used(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(epochs, "write_state", stopped)
+        patch.setattr(resume, "write_state", stopped)
         assert runner.invoke(app, args).exit_code == 130
     journal, state = out.with_suffix(".epochs.jsonl"), out.with_suffix(".state")
     text, packed = journal.read_text(), state.read_bytes()

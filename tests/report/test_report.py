@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from running import await_lines, fails, legr, spawn
+from running import ROOT, await_lines, fails, legr, spawn
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -154,7 +154,7 @@ def test_the_docs_commands(told: Path, tmp_path: Path, monkeypatch: pytest.Monke
         for folder in (tmp_path, tmp_path / "results"):
             shutil.copy(told / name, folder)
     monkeypatch.chdir(tmp_path)
-    docs = Path(__file__).parents[1] / "docs"
+    docs = ROOT / "docs"
     text = "".join((docs / name).read_text() for name in ("reports.md", "latency.md"))
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]

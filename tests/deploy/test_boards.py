@@ -18,12 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import fails, legr, spawn
+from running import ROOT, fails, legr, spawn
 
 from legr_cli.deploy.board import Board, Place, here
 from legr_cli.models.network import open_network
 
-ROOT = Path(__file__).parents[1]
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 A57 = os.environ.get("LEGR_A57")  # a folder that scripts/a57 has made
 REQUIRED = os.environ.get("LEGR_BOARDS") == "required"

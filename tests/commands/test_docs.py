@@ -1,77 +1,15 @@
 """What the documentation tells users to type: it runs, or at least it parses."""
 
-import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import legr
-from typer.main import get_command
+from command_lines import arguments, calls, complaint, lines, simple_commands
+from running import ROOT, legr
 
-from legr_cli.cli import app
-
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BEFORE = {"do", "then", "else", "time"}  # words of the shell that a command may follow
-
-
-def lines(page: Path) -> list[str]:
-    """The lines of all shell blocks, those that go on in the next one joined."""
-    text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-
-
-def simple_commands(line: str) -> Iterator[list[str]]:
-    """The words of each simple command in a line, without a comment."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")
-    lexer.whitespace_split = True
-    words: list[str] = []
-    for word in [*lexer, ";"]:
-        if set(word) <= set(";&|"):
-            yield words
-            words = []
-        else:
-            words.append(word)
-
-
-def arguments(words: list[str]) -> list[str] | None:
-    """What a simple command hands to legr, if it calls it, itself or by Python or torchrun."""
-    while words and (words[0] in BEFORE or re.match(r"\w+=", words[0])):
-        words = words[1:]
-    if words and Path(words[0]).name == "legr":
-        return words[1:]
-    if "legr_cli" in words and words[words.index("legr_cli") - 1] == "-m":
-        return words[words.index("legr_cli") + 1 :]
-    return None
-
-
-def calls(page: Path) -> list[list[str]]:
-    """The arguments of every call of legr on a page."""
-    found = (arguments(words) for line in lines(page) for words in simple_commands(line))
-    return [args for args in found if args is not None]
-
-
-def complaint(args: list[str]) -> str | None:
-    """What legr would say of these arguments before it does anything; `…` leaves some out."""
-    group = get_command(app)
-    if args[0].startswith("-"):
-        analysis = {name for param in group.params for name in param.opts} | {"--help", "-h"}
-        return None if args[0] in analysis else f"no option {args[0]}"
-    if args[0] not in group.commands:
-        return f"no command {args[0]}"
-    try:
-        given = [arg for arg in args[1:] if arg != "…"]
-        group.commands[args[0]].make_context(f"legr {args[0]}", given)
-    except Exception as error:  # Typer's own, by name: their home differs between its versions
-        kind = type(error).__name__
-        if kind == "Exit" or (kind == "MissingParameter" and "…" in args):
-            return None
-        return f"{kind}: {error}"
-    return None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

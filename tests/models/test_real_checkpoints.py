@@ -1,15 +1,14 @@
 """Laws 1 and 2 on public CIFAR-10 checkpoints, where they are at hand."""
 
-from pathlib import Path
-
 import laws
 import pytest
+from running import ROOT
 
 from legr_cli.channels import couple
 from legr_cli.cost import price
 from legr_cli.models.network import open_network
 
-WEIGHTS = Path(__file__).resolve().parents[2] / "shared" / "weights"
+WEIGHTS = ROOT.parent / "shared" / "weights"
 
 
 @pytest.mark.parametrize("name", ["resnet20", "resnet56"])
