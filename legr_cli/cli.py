@@ -1,4 +1,4 @@
-"""The `legr` command. Nothing heavy is imported before a command runs."""
+"""The `legr` command. Heavy imports wait until a command runs."""
 
 import inspect as inspection
 import io
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from legr_cli import __version__
 from legr_cli.commands.bench import bench
@@ -20,7 +20,7 @@ from legr_cli.commands.demo import demo
 from legr_cli.commands.evaluate import evaluate
 from legr_cli.commands.finetune import finetune
 from legr_cli.commands.inspect import inspect
-from legr_cli.commands.invocation import WORDS
+from legr_cli.commands.invocation import ARGUMENTS
 from legr_cli.commands.learn import learn
 from legr_cli.commands.prune import prune
 from legr_cli.commands.report import report
@@ -38,11 +38,21 @@ PACKAGES = (
 )
 
 
-class _Edge(TyperGroup):
-    """The one place where errors become a line and an exit code."""
+class _Command(TyperCommand):
+    """A command whose help shows no type for flags."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    """The one place where an error becomes a single line and an exit code."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
 
     def make_context(self, info_name: Any, args: list[str], *rest: Any, **extra: Any) -> Any:
-        WORDS.set(tuple(args))
+        ARGUMENTS.set(tuple(args))
         return super().make_context(info_name, args, *rest, **extra)
 
     def invoke(self, ctx: Any) -> Any:
@@ -58,20 +68,28 @@ class _Edge(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] not in PACKAGES:
                 raise
-            typer.echo(f"legr: this needs {error.name}, which is not installed here", err=True)
+            typer.echo(f"legr: this command needs {error.name}, which is not installed", err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as stop:
-            typer.echo(f"legr: {str(stop) or 'stopped'}", err=True)
+            typer.echo(f"legr: {str(stop) or 'interrupted'}", err=True)
             raise typer.Exit(130) from None
 
 
-def unwrapped(command: Callable[..., Any]) -> str:
-    """A docstring whose paragraphs are one line each: the terminal wraps them, not we."""
+def _without_flag_types(params: list[Any]) -> list[Any]:
+    """The same parameters, with `<bool>` hidden for flags."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+def help_text(command: Callable[..., Any]) -> str:
+    """A command's docstring with each paragraph on one line, for the terminal to wrap."""
     return re.sub(r"(?<!\n)\n *(?=\S)", " ", inspection.cleandoc(command.__doc__ or ""))
 
 
 app = typer.Typer(
-    cls=_Edge,
+    cls=_Group,
     name="legr",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -79,12 +97,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, learn, prune, finetune, evaluate, bench, compare, report, inspect):
-    app.command(help=unwrapped(command))(command)
+    app.command(cls=_Command, help=help_text(command))(command)
 
 
-def _version(wanted: bool) -> None:
-    """Print the version and stop."""
-    if wanted:
+def _print_version(requested: bool) -> None:
+    """Print the version and exit."""
+    if requested:
         typer.echo(f"legr {__version__}")
         raise typer.Exit
 
@@ -92,30 +110,36 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def legr(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version and exit.",
+        ),
     ] = False,
 ) -> None:
-    """Small, fast ConvNets for every FLOP target, from one learned ranking.
+    """Prune ConvNets to any FLOP, parameter or latency target with one learned global ranking.
 
-    [bold]legr demo[/] shows all of it. [bold]legr learn[/] finds out once which filters matter;
-    [bold]legr prune[/] then writes real, smaller networks for any target, offline and in seconds.
-    [bold]legr finetune[/] trains them, [bold]legr evaluate[/] measures their accuracy,
-    [bold]legr bench[/] their latency, here or on a board, [bold]legr compare[/] sets LeGR beside
-    the prior art, [bold]legr report[/] puts everything on a page, and [bold]legr inspect[/] shows
-    what can be pruned and what cannot.
+    [bold]legr demo[/] runs the whole workflow on bundled data. [bold]legr learn[/] learns once
+    which filters matter; [bold]legr prune[/] then writes smaller networks for any target, offline
+    and in seconds. [bold]legr finetune[/] trains them, [bold]legr evaluate[/] measures their
+    accuracy, [bold]legr bench[/] measures their latency on this machine or a remote board,
+    [bold]legr compare[/] compares LeGR with other pruning methods, [bold]legr report[/] puts all
+    results on one page, and [bold]legr inspect[/] shows which channels can be pruned.
 
-    Results go to stdout, progress and notes to stderr. Exit codes: 0; 1 for an error, in one line
-    that says what to do; 2 for unknown commands and options; 130 for Ctrl-C.
+    Results go to stdout; progress and notes go to stderr. Exit codes: 0 on success, 1 on an error
+    (reported in one line), 2 on invalid usage, 130 when interrupted with Ctrl-C.
     """
 
 
 def main() -> None:
-    """The console script: the app, without the warnings of the libraries that it calls."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unfinished files are taken away
+    """Entry point of the console script; hides warnings from third-party libraries."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exit, removing temporary files
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller: nobody listens
+        if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

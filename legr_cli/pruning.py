@@ -19,7 +19,8 @@ from legr_cli.cut import arrange, cut, floor, uniform_scores
 from legr_cli.errors import LegrError, ModelError, SettingError
 from legr_cli.latency import Clock, Timing, fast_enough
 from legr_cli.models.checkpoints import fingerprint
-from legr_cli.models.network import Network, kept_channels
+from legr_cli.models.kept import kept_channels
+from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch
 from legr_cli.ranking import Filters, Ranking, collect_filters, identity, importance, read_ranking
 from legr_cli.settings import Align, Prune, parse_align

@@ -17,7 +17,7 @@ from legr_cli.cut import Blocks, arrange, cut
 from legr_cli.deploy.export import export
 from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch
-from legr_cli.ranking import Ranking, Row, filters, identity, importance
+from legr_cli.ranking import Ranking, Row, collect_filters, identity, importance
 from legr_cli.settings import Align
 
 SHARES = [round(0.1 * i, 1) for i in range(2, 9)]
@@ -25,13 +25,13 @@ SHARES = [round(0.1 * i, 1) for i in range(2, 9)]
 
 def scores(units: Units, seed: int = 0) -> np.ndarray:
     """Importance by rows drawn at random around each layer's own scale, as a search would."""
-    analysis = filters(units)
+    filters = collect_filters(units)
     rng = np.random.default_rng(seed)
-    mean = np.bincount(analysis.layer, analysis.norm2) / np.bincount(analysis.layer)
-    scale = np.exp(rng.normal(0, 0.5, len(analysis.names))) / mean
-    pairs = zip(identity(analysis).rows, scale, strict=True)
+    mean = np.bincount(filters.layer, filters.norm2) / np.bincount(filters.layer)
+    scale = np.exp(rng.normal(0, 0.5, len(filters.names))) / mean
+    pairs = zip(identity(filters).rows, scale, strict=True)
     rows = tuple(Row(row.name, row.filters, float(alpha)) for row, alpha in pairs)
-    return importance(analysis, Ranking(rows))
+    return importance(filters, Ranking(rows))
 
 
 def ranked(units: Units, cost: Cost, align: Align | None = None) -> Blocks:

@@ -11,7 +11,7 @@ from legr_cli.cost import price
 from legr_cli.cut import arrange, cut, floor
 from legr_cli.errors import BudgetError, SettingError
 from legr_cli.models.registry import Arch, build
-from legr_cli.ranking import Ranking, Row, affine, filters, identity, importance, level
+from legr_cli.ranking import Ranking, Row, affine, collect_filters, identity, importance, level
 from legr_cli.settings import Align, parse_align, parse_input
 from legr_cli.targets import Target, parse_targets
 
@@ -20,13 +20,13 @@ def test_importance_is_the_sum_over_tied_filters() -> None:
     """stem and b are tied by the sum: 2·‖stem₃‖² + 5 + 3·‖b₃‖² + 7."""
     model = nets.make("residual")
     units = couple(model, nets.INPUT)
-    analysis = filters(units)
+    filters = collect_filters(units)
     rows = {
         "stem": Row("stem", 13, 2.0, 5.0),
         "a": Row("a", 23, 1.0, 0.0),
         "b": Row("b", 13, 3.0, 7.0),
     }
-    scores = importance(analysis, Ranking(tuple(rows[name] for name in analysis.names)))
+    scores = importance(filters, Ranking(tuple(rows[name] for name in filters.names)))
     unit = units.of(units.flow.layers["stem"].out)[3]
     norms = [float(model.get_submodule(n).weight[3].detach().square().sum()) for n in ("stem", "b")]
     assert scores[unit] == pytest.approx(2 * norms[0] + 5 + 3 * norms[1] + 7)
@@ -40,9 +40,9 @@ def test_level_rows_bring_every_group_to_the_same_place(name: str) -> None:
     padded = name == "resnet20"
     model = made(name)
     units = couple(model, (3, 32, 32) if padded else nets.INPUT)
-    analysis, group_of = filters(units), price(units).group_of
-    genes = level(analysis, group_of)
-    scores = importance(analysis, affine(analysis, genes))
+    filters, group_of = collect_filters(units), price(units).group_of
+    genes = level(filters, group_of)
+    scores = importance(filters, affine(filters, genes))
     for group in range(group_of.max() + 1):
         low, high = np.quantile(scores[group_of == group], (0.2, 0.6))
         assert (low + high) / 2 == pytest.approx(0, abs=1e-9)
@@ -59,16 +59,16 @@ def test_level_rows_of_filters_that_are_alike(filters_alike: int, value: float) 
     with torch.no_grad():
         model.body[0].weight[:filters_alike] = value
     units = couple(model, nets.INPUT)
-    genes = level(filters(units), price(units).group_of)
+    genes = level(collect_filters(units), price(units).group_of)
     assert all(np.isfinite(numbers).all() for numbers in genes.values())
     assert (genes["alpha"] > 0).all()
     assert (genes["alpha"] < 1e6).all()
 
 
 def test_without_a_ranking_only_norms_count() -> None:
-    analysis = filters(couple(nets.make("plain"), nets.INPUT))
+    filters = collect_filters(couple(nets.make("plain"), nets.INPUT))
     assert np.array_equal(
-        importance(analysis, identity(analysis)), analysis.norm2[np.argsort(analysis.unit)]
+        importance(filters, identity(filters)), filters.norm2[np.argsort(filters.unit)]
     )
 
 
@@ -79,8 +79,8 @@ def test_the_weakest_go_first_and_the_best_of_each_layer_stay() -> None:
             model.body[0].weight[i] = 0.01 * (i + 1)  # far below the other layer
     units = couple(model, nets.INPUT)
     cost = price(units)
-    analysis = filters(units)
-    blocks = arrange(units, cost, importance(analysis, identity(analysis)), 0.2, Align())
+    filters = collect_filters(units)
+    blocks = arrange(units, cost, importance(filters, identity(filters)), 0.2, Align())
     lowest = floor(cost, blocks, cost.flops)
     kept = blocks.kept(cut(cost, blocks, cost.flops, lowest + 0.02), cost)
     first = np.flatnonzero(units.keeps(kept, units.flow.layers["body.0"].out))

@@ -24,15 +24,15 @@ class Curve:
     """A clock whose latencies follow a formula; it notes which plans it was asked for."""
 
     def __init__(self, ratio: object, noise: float = 0.0) -> None:
-        self.ratio, self.noise, self.analysis = ratio, noise, {}
+        self.ratio, self.noise, self.timings = ratio, noise, {}
         self.rng = np.random.default_rng(0)
 
     def __call__(self, plan: np.ndarray) -> Timing:
         share = plan.sum() / UNITS
-        if share not in self.analysis:
+        if share not in self.timings:
             ratio = self.ratio(share) * (1 + self.noise * self.rng.uniform(-1, 1))
-            self.analysis[share] = Timing(8 * ratio, ratio, 8.0, "a curve")
-        return self.analysis[share]
+            self.timings[share] = Timing(8 * ratio, ratio, 8.0, "a curve")
+        return self.timings[share]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_largest_plan_that_is_fast_enough(ratio: object, wanted: float) -> N
     kept = fast_enough(Target("latency", wanted), plan_at, 0.01, curve).sum() / UNITS
     assert ratio(kept) <= wanted
     assert ratio(kept) >= wanted * (1 - CLOSE) or ratio(kept + 0.01) > wanted
-    assert len(curve.analysis) <= 12
+    assert len(curve.timings) <= 12
 
 
 def test_milliseconds() -> None:
@@ -66,7 +66,7 @@ def test_noise_costs_little() -> None:
     curve = Curve(lambda share: 0.1 + 0.9 * share, noise=0.01)
     kept = fast_enough(Target("latency", 0.5), plan_at, 0.01, curve)
     assert 0.5 * (1 - CLOSE) <= curve(kept).ratio <= 0.5
-    assert len(curve.analysis) <= 10
+    assert len(curve.timings) <= 10
 
 
 def test_what_cannot_be_reached_names_the_least() -> None:

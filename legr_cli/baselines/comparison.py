@@ -21,7 +21,8 @@ from legr_cli.data.dataset import Data
 from legr_cli.errors import BudgetError, LegrError, ModelError
 from legr_cli.files import staged
 from legr_cli.journal import Journal, JournalFormat, Line, is_score
-from legr_cli.models.network import Network, with_command, write_network
+from legr_cli.models.card import with_command
+from legr_cli.models.network import Network, write_network
 from legr_cli.pruning import Analysis, apply_plans, lowest_share, plans
 from legr_cli.ranking import write_ranking
 from legr_cli.search.setup import subject

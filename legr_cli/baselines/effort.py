@@ -1,4 +1,4 @@
-"""What a method has cost: seconds, and what does not depend on the machine."""
+"""The cost of a method: wall-clock time, and machine-independent counts of steps and images."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -8,11 +8,11 @@ from legr_cli.journal import Line
 
 @dataclass(frozen=True)
 class Effort:
-    """Work of one kind, summed up."""
+    """Seconds, optimizer steps and images spent on a piece of work."""
 
     seconds: float = 0.0
-    steps: int = 0  # of gradient descent
-    images: int = 0  # that went through the network, forwards at least
+    steps: int = 0  # optimizer steps
+    images: int = 0  # images passed through the network, forward or forward and backward
 
     def __add__(self, other: "Effort") -> "Effort":
         return Effort(
@@ -20,15 +20,15 @@ class Effort:
         )
 
     def line(self) -> Line:
-        """As a journal has it."""
+        """The object that journals store."""
         return {**asdict(self), "seconds": round(self.seconds, 3)}
 
+    @classmethod
+    def from_line(cls, line: Line) -> "Effort":
+        """Read from a journal line, which may have other keys as well."""
+        return cls(line["seconds"], line["steps"], line["images"])
 
-def total(parts: "Iterable[Effort]") -> Effort:
-    """All of it."""
-    return sum(parts, Effort())
 
-
-def read(line: Line) -> Effort:
-    """From a journal."""
-    return Effort(line["seconds"], line["steps"], line["images"])
+def total(efforts: Iterable[Effort]) -> Effort:
+    """The sum."""
+    return sum(efforts, Effort())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from legr_cli.baselines.context import ASIDE, Level, MethodContext
-from legr_cli.baselines.effort import Effort, read
+from legr_cli.baselines.effort import Effort
 from legr_cli.baselines.probe import Criterion, Probed
 from legr_cli.cut import Blocks, arrange
 from legr_cli.data.batches import Serving, endless, shuffled
@@ -83,7 +83,7 @@ def prune_gradually(
     files = Files(context.work(method), resume=True, force=False, kind=ROUNDS)
     with recorded(files, context.header(method, **about), walk.tensors()) as record:
         for line in record.book.lines.values():  # levels among them were cut before
-            since += read(line)
+            since += Effort.from_line(line)
             while waiting and line["flops"] <= waiting[0].value * analysis.flops:
                 if waiting.pop(0) in todo:
                     raise TrainingError(f"{files.epochs} is ahead of compare.jsonl: {ASIDE}")
@@ -91,7 +91,7 @@ def prune_gradually(
         while waiting:
             number = len(record.book.lines) + 1
             line = walk.round(number)
-            since += read(line)
+            since += Effort.from_line(line)
             share = line["flops"] / analysis.flops
             context.tell(f"round {number}, {share:.1%} of the FLOPs are left")
             while waiting and share <= waiting[0].value:

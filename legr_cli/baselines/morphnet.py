@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from legr_cli.baselines.context import Level, MethodContext
-from legr_cli.baselines.effort import read, total
+from legr_cli.baselines.effort import Effort, total
 from legr_cli.baselines.gradual import ROUNDS, copy_analysis, learn
 from legr_cli.channels.units import Units
 from legr_cli.errors import ModelError
@@ -53,7 +53,7 @@ def morphnet(context: MethodContext, _targets: list[Target], todo: set[Target]) 
                 if gaps[-1] <= min(gaps):
                     best.copy_(torch.from_numpy(scores))
                 record.keep(line, {"scores": best})
-            effort = total(map(read, record.book.lines.values()))
+            effort = total(map(Effort.from_line, record.book.lines.values()))
             yield Level(target, analysis, context.ranking(METHOD, best.numpy(), **about), effort)
         files.state.unlink(missing_ok=True)
 

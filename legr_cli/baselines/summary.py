@@ -1,98 +1,137 @@
-"""From the lines of a comparison to its table: means over seeds, and costs beside LeGR's."""
+"""Summarize a comparison by method: means over seeds, and cost relative to LeGR."""
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
-from legr_cli.baselines.effort import Effort, read, total
+from legr_cli.baselines.effort import Effort, total
 from legr_cli.journal import Line, is_share
 
 FORMAT, VERSION = "legr-comparison", 1
 
 
 @dataclass(frozen=True)
-class Point:
-    """A method at a target, over all seeds."""
+class TunedResult:
+    """Cost and accuracy of a network that was pruned and fine-tuned."""
 
-    share: float  # of the FLOPs, as it came out
+    flops: int
+    dense_flops: int
+    before: float  # test accuracy before fine-tuning
+    accuracy: float  # test accuracy after fine-tuning
+    pruning: Effort
+    tuning: Effort
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One method at one target with one seed: a result, or the reason there is none."""
+
+    method: str
+    target: str  # a label such as "flops40"
+    seed: int
+    result: TunedResult | None = None
+    error: str = ""
+
+    @classmethod
+    def from_line(cls, line: Line) -> "ComparisonRow":
+        """Read a line that `is_row` accepts."""
+        key = line["method"], line["target"], line["seed"]
+        if "error" in line:
+            return cls(*key, error=line["error"])
+        numbers = (line[name] for name in ("flops", "dense_flops", "before", "accuracy"))
+        efforts = (Effort.from_line(line[name]) for name in ("pruning", "tuning"))
+        return cls(*key, TunedResult(*numbers, *efforts))
+
+
+@dataclass(frozen=True)
+class TargetSummary:
+    """A method at one target, averaged over seeds."""
+
+    share: float  # achieved share of the dense FLOPs
     before: float
     accuracy: float
-    deviation: float | None  # None: one seed says nothing of it
+    deviation: float | None  # standard deviation of the accuracy; None with one seed
     seeds: int
 
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """A method over all targets."""
+    """A method at all targets. Efforts are for all targets, averaged over seeds."""
 
     method: str
-    points: dict[str, Point]  # by target
-    refused: dict[str, str]  # targets it did not reach, and why
-    pruning: Effort  # of one seed, on average
+    by_target: dict[str, TargetSummary]
+    failures: dict[str, str]  # the reason, by target not reached
+    pruning: Effort
     tuning: Effort
-    times: dict[str, float | None] = field(default_factory=dict)  # costs over LeGR's
+    relative_pruning: float | None = None  # seconds of pruning over LeGR's
+    relative_total: float | None = None  # seconds of pruning and tuning over LeGR's
+
+    @property
+    def total_seconds(self) -> float:
+        """Pruning and tuning."""
+        return (self.pruning + self.tuning).seconds
 
 
-def summarize(lines: Iterable[Line]) -> list[MethodSummary]:
-    """Of every method in the order of the lines."""
-    by_method: dict[str, list[Line]] = {}
-    for line in lines:
-        by_method.setdefault(line["method"], []).append(line)
-    found = [_standing(method, own) for method, own in by_method.items()]
-    legr = next((summaries for summaries in found if summaries.method == "legr"), None)
-    for summaries in found:
-        summaries.times.update(_times(summaries, legr))
-    return found
+def summarize(rows: Iterable[ComparisonRow]) -> list[MethodSummary]:
+    """A summary of each method, in order of appearance."""
+    by_method: dict[str, list[ComparisonRow]] = {}
+    for row in rows:
+        by_method.setdefault(row.method, []).append(row)
+    summaries = [_method_summary(method, own) for method, own in by_method.items()]
+    legr = next((summary for summary in summaries if summary.method == "legr"), None)
+    if legr is None or not legr.pruning.seconds:
+        return summaries
+    return [
+        replace(
+            summary,
+            relative_pruning=summary.pruning.seconds / legr.pruning.seconds,
+            relative_total=summary.total_seconds / legr.total_seconds,
+        )
+        for summary in summaries
+    ]
 
 
-def _standing(method: str, lines: list[Line]) -> MethodSummary:
-    """One method."""
-    done = [line for line in lines if "error" not in line]
-    seeds = max(1, len({line["seed"] for line in done}))
-    targets = dict.fromkeys(line["target"] for line in done)
+def _method_summary(method: str, rows: list[ComparisonRow]) -> MethodSummary:
+    """One method, without its cost relative to LeGR."""
+    results = [row.result for row in rows if row.result is not None]
+    seeds = max(1, len({row.seed for row in rows if row.result is not None}))
+    by_target: dict[str, list[TunedResult]] = {}
+    for row in rows:
+        if row.result is not None:
+            by_target.setdefault(row.target, []).append(row.result)
     return MethodSummary(
         method,
-        {target: _point([line for line in done if line["target"] == target]) for target in targets},
-        {line["target"]: line["error"] for line in lines if "error" in line},
-        _mean(seeds, [read(line["pruning"]) for line in done]),
-        _mean(seeds, [read(line["tuning"]) for line in done]),
+        {target: _target_summary(own) for target, own in by_target.items()},
+        {row.target: row.error for row in rows if row.result is None},
+        _per_seed([result.pruning for result in results], seeds),
+        _per_seed([result.tuning for result in results], seeds),
     )
 
 
-def _mean(seeds: int, parts: list[Effort]) -> Effort:
-    """What one seed took."""
-    whole = total(parts)
+def _per_seed(efforts: list[Effort], seeds: int) -> Effort:
+    """The average effort of a seed."""
+    whole = total(efforts)
     return Effort(whole.seconds / seeds, whole.steps // seeds, whole.images // seeds)
 
 
-def _point(lines: list[Line]) -> Point:
+def _target_summary(results: list[TunedResult]) -> TargetSummary:
     """One target."""
-    reached = [line["accuracy"] for line in lines]
-    return Point(
-        statistics.mean(line["flops"] / line["dense_flops"] for line in lines),
-        statistics.mean(line["before"] for line in lines),
-        statistics.mean(reached),
-        statistics.stdev(reached) if len(reached) > 1 else None,
-        len(reached),
+    accuracies = [result.accuracy for result in results]
+    return TargetSummary(
+        statistics.mean(result.flops / result.dense_flops for result in results),
+        statistics.mean(result.before for result in results),
+        statistics.mean(accuracies),
+        statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+        len(accuracies),
     )
 
 
-def _times(own: MethodSummary, legr: MethodSummary | None) -> dict[str, float | None]:
-    """Seconds of pruning and of everything, over LeGR's."""
-    if legr is None or not legr.pruning.seconds:
-        return {"pruning": None, "all": None}
-    both = own.pruning + own.tuning, legr.pruning + legr.tuning
-    return {
-        "pruning": own.pruning.seconds / legr.pruning.seconds,
-        "all": both[0].seconds / both[1].seconds,
-    }
-
-
 def is_comparison(data: Line) -> bool:
-    """Whether all that a report reads of a compare.json is there and makes sense."""
+    """Whether a compare.json has everything that a report reads from it, with valid values."""
     rows, dense = data.get("rows"), data.get("dense")
     return (
-        data.get("version") == VERSION
+        data.get("format") == FORMAT
+        and data.get("version") == VERSION
         and isinstance(data.get("arch"), str)
         and isinstance(dense, dict)
         and is_share(dense.get("accuracy"))
@@ -102,23 +141,23 @@ def is_comparison(data: Line) -> bool:
 
 
 def is_row(row: Line) -> bool:
-    """Whether a line tells of a network that was made, or why it was not."""
+    """Whether a line describes a network that was made, or says why it was not."""
     words = all(isinstance(row.get(key), str) for key in ("method", "target"))
     named = words and type(row.get("seed")) is int and is_share(row.get("share"))
-    if isinstance(row.get("error"), str):
-        return named
+    if "error" in row:
+        return named and isinstance(row["error"], str)
     costs = all(_is_count(row.get(key)) and row[key] for key in ("flops", "dense_flops"))
-    reached = all(is_share(row.get(key)) for key in ("before", "accuracy"))
-    effort = (row.get(key) for key in ("pruning", "tuning"))
-    return named and costs and reached and all(map(_is_spent, effort))
+    accuracies = all(is_share(row.get(key)) for key in ("before", "accuracy"))
+    efforts = (row.get(key) for key in ("pruning", "tuning"))
+    return named and costs and accuracies and all(map(_is_effort, efforts))
 
 
-def _is_spent(value: object) -> bool:
-    """Whether this is a cost."""
+def _is_effort(value: object) -> bool:
+    """Whether `Effort.from_line` can read this."""
     keys = ("seconds", "steps", "images")
     return isinstance(value, dict) and all(_is_count(value.get(key)) for key in keys)
 
 
 def _is_count(value: object) -> bool:
-    """Whether this is a number from 0."""
+    """Whether this is a finite number of at least 0."""
     return isinstance(value, int | float) and 0 <= value < 1e30

@@ -2,17 +2,12 @@
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from legr_cli.commands import options
-from legr_cli.commands.invocation import command_line
 from legr_cli.errors import BenchError, OutputError, SettingError
-
-if TYPE_CHECKING:
-    from legr_cli.deploy.bench import Asked
-    from legr_cli.settings import Bench
 
 
 def bench(
@@ -21,43 +16,55 @@ def bench(
         typer.Argument(
             metavar="MODEL…",
             show_default=False,
-            help="Networks to time: .onnx, files that legr wrote, checkpoints of --arch, "
-            "torchvision:NAME, random:NAME; or the bench.json of measurements, to see them again.",
+            help="Networks to time: .onnx files, files written by legr, weights files for --arch, "
+            "torchvision:NAME or random:NAME; or bench.json files, to show earlier measurements.",
         ),
     ],
     against: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
-            show_default="the first",
-            help="What ratios are to, such as the dense network; it is timed with the others.",
+            show_default="first MODEL",
+            help="Baseline for latency ratios, such as the dense network; timed with the others.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Write everything to a bench.json."),
+        typer.Option(
+            metavar="FILE", show_default=False, help="Write the results to this .json file."
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="Draw latency against FLOPs: an .svg, .png or .pdf.",
+            help="Plot latency against FLOPs to this .svg, .png or .pdf file.",
         ),
     ] = None,
     threads: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=options.MACHINE, help="Of the runtime.")
+        int,
+        typer.Option(
+            metavar="N",
+            rich_help_panel=options.HARDWARE,
+            help="Number of threads ONNX Runtime uses.",
+        ),
     ] = 1,
     seconds: Annotated[
-        float, typer.Option(metavar="S", rich_help_panel=options.MACHINE, help="For each network.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            rich_help_panel=options.HARDWARE,
+            help="Measurement time per network.",
+        ),
     ] = 3.0,
     core: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            show_default="the fastest",
-            rich_help_panel=options.MACHINE,
-            help="The core to stay on.",
+            show_default="fastest core",
+            rich_help_panel=options.HARDWARE,
+            help="CPU core to pin the measurement to.",
         ),
     ] = None,
     ssh: options.Ssh = None,
@@ -68,8 +75,8 @@ def bench(
             metavar="DIR",
             show_default=False,
             rich_help_panel=options.BOARD,
-            help="Measure nothing: write the networks and the measuring program to a folder, for a "
-            "board without ssh.",
+            help="Do not measure; write the networks and the benchmark script to this folder, for "
+            "a board without ssh.",
         ),
     ] = None,
     arch: options.Arch = None,
@@ -77,11 +84,11 @@ def bench(
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure how long one image takes, on one thread, here or on a board.
+    """Measure latency for one image at a time, on this machine or a remote board.
 
-    Networks become ONNX (each is compared with torch), and take turns on one core, so that ratios
-    hold on a machine that is busy with other things, too. With three networks or more you see how
-    much latency a saved FLOP saves.
+    Networks are exported to ONNX, compared with torch, and timed in turns on one core, so that
+    latency ratios hold even on a busy machine. Three or more networks also show how much latency
+    each saved FLOP saves.
 
     Examples:
 
@@ -89,6 +96,11 @@ def bench(
 
       legr bench small.onnx dense.onnx --ssh me@jetson --out jetson.json
     """
+    from legr_cli.commands.bench_view import (
+        bundle_and_show,
+        measure_and_show,
+        show_measurements,
+    )
     from legr_cli.deploy.bench import Asked
     from legr_cli.settings import Bench, parse_input
 
@@ -98,26 +110,28 @@ def bench(
     _check_files(out, plot, bundle)
     if bundle is not None:
         if out or plot or ssh:
-            raise SettingError("--bundle measures nothing: leave --out, --plot and --ssh out")
-        _write_bundle(asked, settings, bundle)
+            raise SettingError("--bundle does not measure: remove --out, --plot and --ssh")
+        bundle_and_show(asked, settings, bundle)
         return
     old = any(model.endswith(".json") for model in chosen)
-    found = _read(chosen, ssh) if old else [_measured(asked, settings, ssh, python, bool(plot))]
-    _show(found, as_json)
+    found = (
+        _read(chosen, ssh) if old else [measure_and_show(asked, settings, ssh, python, bool(plot))]
+    )
+    show_measurements(found, as_json)
     if found[0].get("stopped") and not old:
-        raise KeyboardInterrupt("stopped: these are the runs until then; no file was written")
+        raise KeyboardInterrupt("interrupted: only the runs so far are shown; no file was written")
     _write(found, out, plot)
 
 
 def _check_files(out: Path | None, plot: Path | None, bundle: Path | None) -> None:
-    """Say what is wrong with the files to write before any work is done."""
+    """Check the files to write before any work is done."""
     from legr_cli.files import require_folder
 
     for option, path in {"--out": out, "--plot": plot, "--bundle": bundle}.items():
         if path is not None:
             require_folder(path, option)
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise OutputError("--plot needs matplotlib, which is not installed here")
+        raise OutputError("--plot needs matplotlib, which is not installed")
     if out is not None and (out.suffix != ".json" or out.is_dir()):
         raise OutputError(f"--out {out}: name a file that ends in .json")
     if plot is not None and (plot.suffix not in (".svg", ".png", ".pdf") or plot.is_dir()):
@@ -126,75 +140,26 @@ def _check_files(out: Path | None, plot: Path | None, bundle: Path | None) -> No
         raise OutputError(f"--bundle {bundle} is a file: name a folder")
 
 
-def _write_bundle(asked: "Asked", settings: "Bench", folder: Path) -> None:
-    """Everything for a board in a folder, and its names on stdout."""
-    from legr_cli.commands.output import busy, line
-    from legr_cli.deploy.bench import write_bundle
-
-    with busy("writing the bundle") as now:
-        written = write_bundle(asked, settings, folder, now)
-    for path in written:
-        line(str(path))
-
-
 def _read(models: tuple[str, ...], ssh: str | None) -> list[dict[str, Any]]:
-    """Earlier measurements."""
+    """Read earlier measurements."""
     from legr_cli.deploy.bench import read_bench
 
     files = [model for model in models if model.endswith(".json")]
     if len(files) < len(models):
-        raise SettingError(f"{files[0]} is a measurement: name networks, or measurements to see")
+        raise SettingError(f"{files[0]} is a measurement: pass only networks or only measurements")
     if ssh:
-        raise SettingError("--ssh measures networks: these were measured before")
+        raise SettingError("--ssh has no effect on earlier measurements: pass networks instead")
     return [read_bench(Path(file)) for file in files]
 
 
-def _measured(
-    asked: "Asked", settings: "Bench", ssh: str | None, python: str, need_flops: bool
-) -> dict[str, Any]:
-    """Measure, with something to look at."""
-    from legr_cli.commands.progress import ProgressDisplay
-    from legr_cli.deploy.bench import bench as measure
-    from legr_cli.deploy.board import Board, place_for
-
-    place = place_for(ssh, python)
-    whole = round(len(asked.models) * settings.seconds)
-    with ProgressDisplay(100) as display:
-        display.show(0, "beginning", [f"on {place.name}"])
-        with Board(place, settings.threads, settings.core) as board:
-            found = measure(
-                board,
-                asked,
-                settings,
-                lambda text: display.show(0, text, [f"on {place.name}"]),
-                lambda done: display.show(
-                    round(done * 100), "measuring", [f"{max(0, round(whole * (1 - done)))} s left"]
-                ),
-                need_flops,
-            )
-    return {**found, "command": command_line()}
-
-
-def _show(found: list[dict[str, Any]], as_json: bool) -> None:
-    """A table, or JSON, on stdout."""
-    from legr_cli.commands import output
-    from legr_cli.commands.bench_view import table
-
-    if as_json:
-        output.emit(found[0] if len(found) == 1 else {"measurements": found})
-        return
-    for whole in found:
-        table(whole)
-
-
 def _write(found: list[dict[str, Any]], out: Path | None, plot: Path | None) -> None:
-    """The files that were asked for."""
+    """Write the requested files."""
     import json
 
     from legr_cli.files import staged
 
     if out is not None and len(found) > 1:
-        raise BenchError("--out is for one measurement")
+        raise BenchError("--out takes a single measurement")
     with staged() as stage:
         if out is not None:
             text = json.dumps(found[0], indent=1, allow_nan=False) + "\n"
@@ -202,10 +167,11 @@ def _write(found: list[dict[str, Any]], out: Path | None, plot: Path | None) -> 
         if plot is not None:
             from legr_cli.report.charts import latency_by_flops
             from legr_cli.report.figures import save_plot
+            from legr_cli.report.reading import bench_record
 
-            drawn = latency_by_flops(found, [])
-            if not any(series.dots for series in drawn.series):
+            drawn = latency_by_flops([bench_record(data) for data in found], [])
+            if not any(series.points for series in drawn.series):
                 raise BenchError(
-                    "--plot needs FLOPs, which these networks do not tell: export them with legr"
+                    "--plot needs FLOPs, which these networks do not record: export them with legr"
                 )
             save_plot(drawn, stage.file(plot), plot.suffix[1:])

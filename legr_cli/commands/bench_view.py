@@ -1,50 +1,100 @@
-"""Latencies as people see them: a table, what is doubtful, and a plot."""
+"""Output of `legr bench`: progress, a table of latencies with a text plot, and notes."""
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from legr_cli.commands import output
+from legr_cli.commands.invocation import command_line
+from legr_cli.commands.progress import ProgressDisplay
 from legr_cli.deploy.bench import Point, fitted_slope, points
 
-_WIDE, _HIGH = 48, 12
+if TYPE_CHECKING:
+    from legr_cli.deploy.bench import Asked
+    from legr_cli.settings import Bench
+
+_WIDTH, _HEIGHT = 48, 12
 
 
-def table(whole: dict[str, Any]) -> None:
-    """One measurement on stdout."""
+def measure_and_show(
+    asked: "Asked", settings: "Bench", ssh: str | None, python: str, need_flops: bool
+) -> dict[str, Any]:
+    """Measure latencies with a progress display."""
+    from legr_cli.deploy.bench import bench
+    from legr_cli.deploy.board import Board, place_for
+
+    place = place_for(ssh, python)
+    total = round(len(asked.models) * settings.seconds)
+    with ProgressDisplay(100) as display:
+
+        def prepare(text: str) -> None:
+            display.update(0, text, [f"on {place.name}"])
+
+        def advance(done: float) -> None:
+            left = max(0, round(total * (1 - done)))
+            display.update(round(done * 100), "measuring", [f"{left} s left"])
+
+        prepare("starting")
+        with Board(place, settings.threads, settings.core) as board:
+            found = bench(board, asked, settings, prepare, advance, need_flops)
+    return {**found, "command": command_line()}
+
+
+def bundle_and_show(asked: "Asked", settings: "Bench", folder: Path) -> None:
+    """Write a bundle for a board and print the names of its files."""
+    from legr_cli.deploy.bench import write_bundle
+
+    with output.spinner("writing the bundle") as update:
+        written = write_bundle(asked, settings, folder, update)
+    for path in written:
+        output.print_result(path)
+
+
+def show_measurements(found: list[dict[str, Any]], as_json: bool) -> None:
+    """Print measurements to stdout, as tables or JSON."""
+    if as_json:
+        output.print_json(found[0] if len(found) == 1 else {"measurements": found})
+        return
+    for measurement in found:
+        _show_table(measurement)
+
+
+def _show_table(measurement: dict[str, Any]) -> None:
+    """Print one measurement to stdout; notes go to stderr."""
     screen = output.console(stderr=False)
-    known = points(whole)
+    by_name = points(measurement)
     columns = ("network", "FLOPs", "ms", "p5", "p95", "ratio", "±", "slope")
-    made = output.table(title(whole), *columns, left=("network",))
-    for row in whole["models"]:
-        point = known.get(row["name"])
+    table = output.table(_title(measurement), *columns, left=("network",))
+    for row in measurement["models"]:
+        point = by_name.get(row["name"])
         slope = None if point is None else point.slope
         low, high = row["ratio_range"]
-        made.add_row(
+        table.add_row(
             row["name"],
-            output.count(row["flops"]) if row.get("flops") else "",
+            output.format_count(row["flops"]) if row.get("flops") else "",
             *(f"{row[key]:.3g}" for key in ("median_ms", "p5_ms", "p95_ms")),
             f"{row['ratio']:.3f}",
             f"{(high - low) / 2:.3f}",
             "" if slope is None else f"{slope:.2f}",
         )
-    output.put(screen, made)
-    found = list(known.values())
-    line = fitted_slope(found)
-    if line is not None:
-        for text in drawn(found, *line):
+    output.print_table(screen, table)
+    found = list(by_name.values())
+    fit = fitted_slope(found)
+    if fit is not None:
+        for text in _plot(found, *fit):
             screen.print(text)
-        screen.print(f"slope {line[0]:.2f}: latency saved per FLOP saved, by all networks together")
-    worst = max((row.get("difference") or 0.0 for row in whole["models"]), default=0.0)
-    if worst:
-        output.console().print(
-            f"exported networks differ from torch by {worst:.0e} at most", style="dim"
+        screen.print(
+            f"slope {fit[0]:.2f}: share of latency saved per share of FLOPs saved, "
+            "fitted over all networks"
         )
-    for note in whole["notes"]:
-        output.console().print(str(note), style="dim")
+    worst = max((row.get("difference") or 0.0 for row in measurement["models"]), default=0.0)
+    if worst:
+        output.print_notes(f"exported networks differ from torch by at most {worst:.0e}")
+    output.print_notes(*map(str, measurement["notes"]))
 
 
-def title(whole: dict[str, Any]) -> str:
+def _title(measurement: dict[str, Any]) -> str:
     """`Cortex-A57, 1 thread on core 3, onnxruntime 1.19.2`."""
-    device, settings = whole["device"], whole.get("settings", {})
+    device, settings = measurement["device"], measurement.get("settings", {})
     threads = settings.get("threads", 1)
     pinned = ", ".join(map(str, device.get("pinned") or []))
     on = f" on core {pinned}" if pinned else ""
@@ -57,21 +107,21 @@ def title(whole: dict[str, Any]) -> str:
     return ", ".join(str(fact) for fact in (*names, *facts) if fact)
 
 
-def drawn(found: list[Point], slope: float, height: float) -> list[str]:
-    """Latency over FLOPs, both as shares of the dense network's, and the line nearest to them."""
+def _plot(found: list[Point], slope: float, height: float) -> list[str]:
+    """A text plot of latency over FLOPs, relative to the dense network, with the fitted line."""
     top = max(1.0, *(point.latency for point in found))
-    grid = [[" "] * (_WIDE + 1) for _ in range(_HIGH + 1)]
+    grid = [[" "] * (_WIDTH + 1) for _ in range(_HEIGHT + 1)]
 
-    def put(x: float, y: float, mark: str) -> None:
-        row, column = round(_HIGH * (1 - y / top)), round(_WIDE * x)
-        if 0 <= row <= _HIGH and 0 <= column <= _WIDE:
+    def mark_at(x: float, y: float, mark: str) -> None:
+        row, column = round(_HEIGHT * (1 - y / top)), round(_WIDTH * x)
+        if 0 <= row <= _HEIGHT and 0 <= column <= _WIDTH:
             grid[row][column] = mark
 
-    for column in range(_WIDE + 1):
-        put(column / _WIDE, height + slope * column / _WIDE, "·")
+    for column in range(_WIDTH + 1):
+        mark_at(column / _WIDTH, height + slope * column / _WIDTH, "·")
     for point in found:
-        put(point.flops, point.latency, "●")
-    edge = {0: f"{top:.2f}", _HIGH: "0"}
+        mark_at(point.flops, point.latency, "●")
+    edge = {0: f"{top:.2f}", _HEIGHT: "0"}
     lines = [f"{edge.get(i, ''):>7} │{''.join(row)}" for i, row in enumerate(grid)]
-    axis = f"{'latency':>7} └{'─' * (_WIDE + 1)}"
-    return [*lines, axis, f"{'':>9}0{'FLOPs':^{_WIDE - 1}}1"]
+    axis = f"{'latency':>7} └{'─' * (_WIDTH + 1)}"
+    return [*lines, axis, f"{'':>9}0{'FLOPs':^{_WIDTH - 1}}1"]

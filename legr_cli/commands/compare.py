@@ -12,8 +12,9 @@ from legr_cli.errors import OutputError, SettingError
 if TYPE_CHECKING:
     from legr_cli.data.dataset import Data
 
-_SEARCH = "Searches (legr, random, legr-ddpg; amc for each target)"
-_ROUNDS, _TRIALS, _TUNING = "Rounds (taylor, fisher)", "Trials (morphnet)", "Tuning, of all alike"
+_SEARCH = "Search (legr, random and legr-ddpg; amc once per target)"
+_ROUNDS, _TRIALS = "Gradual pruning (taylor, fisher)", "Trials (morphnet)"
+_TUNING = "Fine-tuning (all methods)"
 
 
 def compare(
@@ -24,28 +25,35 @@ def compare(
         typer.Option(
             metavar="DIR",
             show_default=False,
-            help="A folder for compare.json, rankings, networks before and after tuning, and all "
-            "journals.",
+            help="Folder to write: compare.json, rankings, networks before and after fine-tuning, "
+            "and journals.",
         ),
     ],
     methods: Annotated[
         str,
         typer.Option(
             metavar="NAME,…|all",
-            help="legr, norm, uniform, random, legr-ddpg, taylor, fisher; amc and morphnet, which "
-            "start anew for each target.",
+            help="Methods to compare: legr, norm, uniform, random, legr-ddpg, taylor, fisher, amc "
+            "and morphnet; the last two start over for each target.",
         ),
     ] = "legr,uniform",
     flops: Annotated[
-        str, typer.Option(metavar="SHARE", help="FLOPs to keep: 0.4, 0.3,0.5 or 0.2:0.8:0.1.")
+        str,
+        typer.Option(
+            metavar="SHARE",
+            help="Shares of the FLOPs to keep: a number (0.4), a list (0.3,0.5) or a range "
+            "(0.2:0.8:0.1).",
+        ),
     ] = "0.2:0.8:0.1",
     repeats: Annotated[
         int,
-        typer.Option(metavar="N", help="Do everything so often, with seeds --seed, --seed + 1, …"),
+        typer.Option(
+            metavar="N", help="Number of repetitions, with seeds --seed, --seed + 1 and so on."
+        ),
     ] = 1,
     seed: Annotated[
         int,
-        typer.Option(metavar="N", help="Of all that is random, the images held out among it."),
+        typer.Option(metavar="N", help="Random seed; also selects the held-out images."),
     ] = 0,
     resume: options.Resume = False,
     force: options.Force = False,
@@ -54,52 +62,90 @@ def compare(
         setting(
             _SEARCH,
             "SHARE,…",
-            "Where candidates are compared, except amc's: at one share, or at several by their "
-            "mean accuracy.",
-            "the lowest --flops",
+            "Share of the FLOPs at which candidates are compared; several shares compare by mean "
+            "accuracy. Not used by amc.",
+            "lowest --flops",
         ),
     ] = None,
     candidates: Annotated[
-        int, setting(_SEARCH, "N", "Networks that every search tries.", True)
+        int, setting(_SEARCH, "N", "Number of candidates that each search evaluates.", True)
     ] = 400,
-    sigma: Annotated[float, setting(_SEARCH, "X", "Size of changes, except amc's.", True)] = 1.0,
+    sigma: Annotated[
+        float,
+        setting(_SEARCH, "SIGMA", "Standard deviation of mutations. Not used by amc.", True),
+    ] = 1.0,
     fitness: Annotated[
-        str, setting(_SEARCH, "finetune|bn|none", "As of legr learn.", True)
+        str,
+        setting(
+            _SEARCH,
+            "finetune|bn|none",
+            "How to adapt a candidate before measuring its accuracy: train it (finetune), "
+            "re-estimate its BatchNorm statistics (bn), or not at all (none).",
+            True,
+        ),
     ] = "finetune",
     steps: Annotated[
-        int | None, setting(_SEARCH, "N", "Batches to adapt a candidate on.", "200, for bn 8")
+        int | None,
+        setting(_SEARCH, "N", "Adaptation steps per candidate.", "200; 8 with --fitness bn"),
     ] = None,
     lr: Annotated[
-        float, setting(_SEARCH, "RATE", "… with this rate; also morphnet's.", True)
+        float,
+        setting(
+            _SEARCH,
+            "RATE",
+            "Learning rate for adapting candidates; also used by morphnet.",
+            True,
+        ),
     ] = 0.01,
     val_images: Annotated[
-        int, setting(_SEARCH, "N", "Images to measure a candidate on, at most.", True)
+        int,
+        setting(
+            _SEARCH, "N", "Maximum number of validation images to measure a candidate on.", True
+        ),
     ] = 10_000,
     batch_size: Annotated[
-        int, setting(_SEARCH, "N", "Images in a batch, of all methods.", True)
+        int, setting(_SEARCH, "N", "Images per batch, for all methods.", True)
     ] = 128,
     round_units: Annotated[
-        int, setting(_ROUNDS, "N", "Units (or aligned blocks) that go a round.", True)
+        int,
+        setting(_ROUNDS, "N", "Units (or aligned blocks) to remove per round.", True),
     ] = 1,
-    round_steps: Annotated[
-        int, setting(_ROUNDS, "N", "Steps of training before that.", True)
-    ] = 500,
-    round_lr: Annotated[float, setting(_ROUNDS, "RATE", "Their learning rate.", True)] = 0.0025,
+    round_steps: Annotated[int, setting(_ROUNDS, "N", "Training steps per round.", True)] = 500,
+    round_lr: Annotated[
+        float, setting(_ROUNDS, "RATE", "Learning rate of the training in each round.", True)
+    ] = 0.0025,
     fisher_weight: Annotated[
         float,
         setting(
             _ROUNDS,
-            "X",
-            "fisher's λ: how much the FLOPs of a unit count beside its information.",
+            "LAMBDA",
+            "Weight of a unit's FLOPs relative to its Fisher information (λ of fisher).",
             True,
         ),
     ] = 1.0,
-    trials: Annotated[int, setting(_TRIALS, "N", "Values of λ that each target gets.", True)] = 3,
-    trial_steps: Annotated[int, setting(_TRIALS, "N", "Steps of training with each.", True)] = 2000,
-    recipe: Annotated[str, setting(_TUNING, "NAME", "As of legr finetune.", True)] = "quick",
+    trials: Annotated[
+        int, setting(_TRIALS, "N", "Number of values of λ to try per target.", True)
+    ] = 3,
+    trial_steps: Annotated[
+        int, setting(_TRIALS, "N", "Training steps per value of λ.", True)
+    ] = 2000,
+    recipe: Annotated[
+        str,
+        setting(
+            _TUNING,
+            "NAME",
+            "Fine-tuning recipe; legr finetune --recipes lists them.",
+            True,
+        ),
+    ] = "quick",
     epochs: Annotated[
         int | None,
-        setting(_TUNING, "N", "Another length; the recipe keeps its shape.", "the recipe's"),
+        setting(
+            _TUNING,
+            "N",
+            "Number of epochs; the recipe's schedule is scaled to fit.",
+            "set by the recipe",
+        ),
     ] = None,
     align: options.Align = "auto",
     min_keep: options.MinKeep = 0.1,
@@ -109,8 +155,8 @@ def compare(
         int,
         typer.Option(
             metavar="N",
-            rich_help_panel=options.MACHINE,
-            help="Candidates of a search tried at once, each in a process of its own.",
+            rich_help_panel=options.HARDWARE,
+            help="Number of candidates to evaluate in parallel, each in its own process.",
         ),
     ] = 1,
     device: options.Device = "auto",
@@ -120,12 +166,12 @@ def compare(
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compare LeGR with the prior art on your own network: accuracy by FLOPs, and what it cost.
+    """Compare LeGR with other pruning methods on your own network: accuracy, FLOPs and cost.
 
-    All methods have the same units, budget cut, images and tuning, so that only the method differs.
-    The cost is split as in the paper: what it takes to find out what to prune, and what the tuning
-    takes. Stopped at any moment, it goes on with --resume. legr report draws the folder, and legr
-    prune takes its rankings.
+    All methods share the same prunable units, budgets, images and fine-tuning, so only the method
+    itself differs. As in the paper, the cost of deciding what to prune is reported separately from
+    the cost of fine-tuning. An interrupted comparison can be resumed with --resume. Pass the folder
+    to legr report to plot it; legr prune accepts its rankings.
 
     Examples:
 
@@ -137,7 +183,7 @@ def compare(
     from legr_cli.baselines.methods import parse_methods
     from legr_cli.commands.compare_view import run_and_show
     from legr_cli.commands.invocation import command_line
-    from legr_cli.commands.output import busy, half_helps
+    from legr_cli.commands.output import amp_helps, spinner
     from legr_cli.data.dataset import parse_statistics
     from legr_cli.models.network import open_network
     from legr_cli.pruning import analyze
@@ -149,7 +195,7 @@ def compare(
     from legr_cli.training.measure import check_classes
     from legr_cli.training.recipes import settings_of
 
-    others = {"amp": amp and half_helps(choose(device))}
+    others = {"amp": amp and amp_helps(choose(device))}
     searched = parse_targets("search-flops", search_flops) if search_flops is not None else []
     settings = Compare(
         methods=parse_methods(methods),
@@ -178,31 +224,33 @@ def compare(
     images = Images(data, parse_statistics(normalize) if normalize else None, download)
     size = parse_input(input_shape) if input_shape else None
     _check_out(out, resume, force)
-    with busy("reading the network") as now:
+    with spinner("loading the network") as update:
         network = open_network(checkpoint, arch, classes, size)
-        network.model.float()  # images come in single precision
+        network.model.float()  # images are float32
         analysis = analyze(network)
         check_fitness(analysis, fitness)
-        now("reading the images")
+        update("loading the images")
         first = images_for(network, images, seed)
         check_classes(network.model, first)
 
-    def opened(number: int) -> "Data":
+    def open_images(number: int) -> "Data":
         return images_for(network, images, number)
 
-    run = ComparisonRun(analysis, opened, settings, device, out, command_line(), lambda *_: None)
+    run = ComparisonRun(
+        analysis, open_images, settings, device, out, command_line(), lambda *_: None
+    )
     run_and_show(run, first, resume, force, as_json)
 
 
 def _check_out(out: Path, resume: bool, force: bool) -> None:
-    """Say what is in the way before any work is done."""
+    """Check --out before any work is done."""
     from legr_cli.files import check_folder
 
     if resume and force:
-        raise SettingError("--resume goes on, --force begins anew: choose one")
+        raise SettingError("--resume and --force cannot be combined")
     check_folder(out, "compare.jsonl")
     if (out / "compare.jsonl").exists() and not (resume or force):
         raise OutputError(
-            f"{out} has a comparison: --resume goes on with it, --force begins anew, or choose "
-            "another --out"
+            f"{out} already contains a comparison: pass --resume to resume it, --force to "
+            "overwrite it, or choose another --out"
         )

@@ -41,18 +41,18 @@ def run_and_show(
     ):
         if force:
             _clear(folder)
-        display.say(
+        display.log(
             f"{run.analysis.network.arch}: {dense['accuracy']:.2%} of {dense['images']} images; "
             f"{total} networks to make, {len(book.lines)} of them are on record"
         )
         lost = [row for row in book.lines.values() if not (folder / row.get("file", "")).exists()]
         if lost:
-            display.say(f"{len(lost)} of these are not in {folder} any more: they stay as recorded")
+            display.log(f"{len(lost)} of these are not in {folder} any more: they stay as recorded")
         pace = Pace()
 
         def tell(done: int, piece: "Piece", text: str) -> None:
             title = f"{done + 1}/{total} {piece.method} {piece.target.value:.0%} #{piece.seed}"
-            display.show(done, title, [text, *pace.left(done, total)])
+            display.update(done, title, [text, *pace.remaining(done, total)])
 
         try:
             run_comparison(replace(run, tell=tell), book)
@@ -80,12 +80,12 @@ def _clear(folder: Path) -> None:
 
 def _show(run: "ComparisonRun", found: dict[str, Any], as_json: bool) -> None:
     """Accuracy and cost by method, and the file's name on stdout; or everything as JSON."""
-    from legr_cli.baselines.summary import summarize
+    from legr_cli.baselines.summary import ComparisonRow, summarize
 
     if as_json:
-        output.emit(found)
+        output.print_json(found)
         return
-    summaries = summarize(found["rows"])
+    summaries = summarize(map(ComparisonRow.from_line, found["rows"]))
     targets = sorted(run.settings.targets, key=lambda target: target.value)
     screen = output.console()
     seeds = run.settings.repeats
@@ -95,24 +95,24 @@ def _show(run: "ComparisonRun", found: dict[str, Any], as_json: bool) -> None:
         table = output.table(title, "method", *columns, left=("method",))
         for own in summaries:
             table.add_row(own.method, *(_cell(own, target.label, key) for target in targets))
-        output.put(screen, table)
+        output.print_table(screen, table)
     images = f"of {found['dense']['images']} images, by share of FLOPs{over}"
     screen.print(images, style="dim")
-    output.put(screen, _costs(summaries))
+    output.print_table(screen, _costs(summaries))
     reasons: dict[str, list[str]] = {}
     for own in summaries:
-        for why in dict.fromkeys(own.refused.values()):
+        for why in dict.fromkeys(own.failures.values()):
             reasons.setdefault(why, []).append(own.method)
     for why, methods in reasons.items():
         screen.print(f"– {', '.join(methods)}: {why}", style="dim", soft_wrap=True)
     name = run.folder / "compare.json"
     screen.print(f"next: legr report {run.folder} --out report.html", style="dim")
-    output.line(str(name))
+    output.print_result(str(name))
 
 
 def _cell(own: "MethodSummary", target: str, key: str) -> str:
     """`91.20 ± 0.11`, or a dash where there is nothing."""
-    point = own.points.get(target)
+    point = own.by_target.get(target)
     if point is None:
         return "–"
     deviation = point.deviation if key == "accuracy" else None
@@ -128,17 +128,20 @@ def _costs(summaries: "list[MethodSummary]") -> Any:
         left=("method",),
     )
     for own in summaries:
-        if not own.points:
+        if not own.by_target:
             table.add_row(own.method, *["–"] * 6)
             continue
-        times = {key: "" if x is None else f"{x:.2f}" for key, x in own.times.items()}
+        relative = [
+            "" if ratio is None else f"{ratio:.2f}"
+            for ratio in (own.relative_pruning, own.relative_total)
+        ]
         table.add_row(
             own.method,
             f"{own.pruning.seconds:.1f}",
-            times["pruning"],
-            output.count(own.pruning.steps),
-            output.count(own.pruning.images),
+            relative[0],
+            output.format_count(own.pruning.steps),
+            output.format_count(own.pruning.images),
             f"{own.tuning.seconds:.1f}",
-            times["all"],
+            relative[1],
         )
     return table

@@ -92,14 +92,14 @@ def demo(
     plan = stages(out)
     total, done, pace = sum(len(stage.commands) for stage in plan), 0, Pace()
     with (
-        ProgressDisplay(total, to=sys.stderr) as display,
+        ProgressDisplay(total, file=sys.stderr) as display,
         (out / "demo.log").open("a", encoding="utf-8") as log,
     ):
         for number, stage in enumerate(plan, 1):
-            display.say(f"{number}/{len(plan)} {stage.title}", "bold")
+            display.log(f"{number}/{len(plan)} {stage.title}", "bold")
             _teach(display, stage)
             for words in stage.commands:
-                display.show(done, stage.title, pace.left(done, total))
+                display.update(done, stage.title, pace.remaining(done, total))
                 _run(words, log, out)
                 done += 1
     _show(out, as_json)
@@ -118,7 +118,7 @@ def _teach(display: "ProgressDisplay", stage: Stage) -> None:
     first, *more = stage.commands
     whole = shlex.join(["legr", *(word for word in first if word != "--resume")])
     shown = stage.shown or whole
-    display.say(f"  {shown}" + (f"   … and {len(more)} more" if more else ""))
+    display.log(f"  {shown}" + (f"   … and {len(more)} more" if more else ""))
 
 
 def _run(words: list[str], log: Any, out: Path) -> None:
@@ -144,7 +144,7 @@ def _show(out: Path, as_json: bool) -> None:
     from legr_cli.commands import output
     from legr_cli.report.collect import collect
 
-    nets = collect([out]).nets
+    nets = collect([out]).networks
     page = str(out / "report.html")
     if as_json:
         rows = [
@@ -158,7 +158,7 @@ def _show(out: Path, as_json: bool) -> None:
             }
             for net in nets
         ]
-        output.emit({"report": page, "networks": rows})
+        output.print_json({"report": page, "networks": rows})
         return
     columns = ("network", "FLOPs", "of dense", "test accuracy", "ms", "of dense ")
     table = output.table("What came out", *columns, left=("network",))
@@ -166,11 +166,11 @@ def _show(out: Path, as_json: bool) -> None:
         latency = net.latencies[0] if net.latencies else None
         table.add_row(
             net.label,
-            output.count(net.flops or 0),
+            output.format_count(net.flops or 0),
             f"{net.share or 0:.1%}",
             "" if net.accuracy is None else f"{net.accuracy:.2%}",
             "" if latency is None else f"{latency.ms:.3g}",
             "" if latency is None else f"{latency.ratio:.1%}",
         )
-    output.put(output.console(stderr=False), table)
-    output.line(page)
+    output.print_table(output.console(stderr=False), table)
+    output.print_result(page)

@@ -1,12 +1,15 @@
 """`legr evaluate`."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from legr_cli import __version__
 from legr_cli.commands import options
 from legr_cli.errors import SettingError
+
+if TYPE_CHECKING:
+    from legr_cli.data.dataset import Data
+    from legr_cli.models.network import Network
 
 
 def evaluate(
@@ -15,7 +18,8 @@ def evaluate(
         typer.Argument(
             metavar="MODEL…",
             show_default=False,
-            help="Networks that legr wrote, checkpoints of --arch, torchvision:NAME.",
+            help="Networks to evaluate: files written by legr, weights files for --arch, or "
+            "torchvision:NAME.",
         ),
     ],
     data: options.Data,
@@ -24,7 +28,7 @@ def evaluate(
         typer.Option(
             metavar="test|val",
             rich_help_panel=options.IMAGES,
-            help="The test images, or those that learn holds out from training.",
+            help="Images to evaluate on: the test images, or the held-out validation images.",
         ),
     ] = "test",
     recalibrate: Annotated[
@@ -32,19 +36,27 @@ def evaluate(
         typer.Option(
             "--recalibrate",
             rich_help_panel=options.IMAGES,
-            help="Re-estimate BatchNorm statistics on 1,024 training images first: a quick look at "
-            "what a pruned network is worth before it is fine-tuned. The file is not changed.",
+            help="Re-estimate BatchNorm statistics on 1,024 training images first, as a quick "
+            "estimate of a pruned network's quality before fine-tuning. The file is not changed.",
         ),
     ] = False,
     seed: Annotated[
         int,
         typer.Option(
-            min=0, max=2**63 - 1, rich_help_panel=options.IMAGES, help="Of the images held out."
+            metavar="N",
+            callback=options.within("--seed", 0, 2**63 - 1),
+            rich_help_panel=options.IMAGES,
+            help="Random seed that selects the held-out images.",
         ),
     ] = 0,
     batch_size: Annotated[
         int,
-        typer.Option(min=1, max=10**6, rich_help_panel=options.MACHINE, help="Images in a batch."),
+        typer.Option(
+            metavar="N",
+            callback=options.within("--batch-size", 1, 10**6),
+            rich_help_panel=options.HARDWARE,
+            help="Images per batch.",
+        ),
     ] = 250,
     normalize: options.Normalize = None,
     download: options.Download = False,
@@ -54,7 +66,7 @@ def evaluate(
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure the accuracy of networks, dense or pruned.
+    """Measure the accuracy of one or more networks, dense or pruned.
 
     Examples:
 
@@ -62,33 +74,27 @@ def evaluate(
 
       legr evaluate resnet56.th --arch resnet56 --data cifar10:DIR --normalize imagenet
     """
-    from legr_cli.commands import output
-    from legr_cli.data.dataset import Data, doubts, open_data, parse_statistics
+    from legr_cli.commands.evaluate_view import show_scores
+    from legr_cli.commands.output import spinner
+    from legr_cli.data.dataset import parse_statistics
     from legr_cli.models.network import open_network
     from legr_cli.settings import parse_input
     from legr_cli.training.measure import measure
 
     if split not in ("test", "val"):
-        raise SettingError(f"--split {split}: expected test or val")
-    given = parse_statistics(normalize) if normalize else None
+        raise SettingError(f"--split must be test or val, got {split}")
+    statistics = parse_statistics(normalize) if normalize else None
     size = parse_input(input_shape) if input_shape else None
+    datasets = _Datasets(data, seed, statistics, download)
     rows: list[dict[str, Any]] = []
-    notes: dict[str, None] = {}
-    opened: dict[str, Data] = {}  # a set is read once for all networks that see it alike
-    with output.busy("reading") as now:
+    with spinner("loading") as update:
         for number, name in enumerate(models, 1):
-            now(f"measuring {name} ({number} of {len(models)})")
+            update(f"evaluating {name} ({number} of {len(models)})")
             network = open_network(name, arch, classes, size)
-            network.model.float()  # images come in single precision
-            known = given or network.notes.get("statistics")
-            view = repr((network.input_shape, known))
-            if view not in opened:
-                opened[view] = open_data(
-                    data, network.input_shape, seed=seed, statistics=known, download=download
-                )
+            network.model.float()  # images are float32
             score = measure(
                 network,
-                opened[view],
+                datasets.open(network),
                 split=split,
                 recalibrated=recalibrate,
                 seed=seed,
@@ -96,33 +102,39 @@ def evaluate(
                 device=device,
             )
             rows.append({"file": name, **score})
-            notes |= dict.fromkeys([f"shown as {opened[view].feed}", *doubts(opened[view])])
+    notes = datasets.notes()
     if recalibrate:
-        notes["with BatchNorm statistics re-estimated, of dense networks as well"] = None
-    if as_json:
-        said = {"legr": __version__, "data": data, "split": split, "notes": list(notes)}
-        output.emit({**said, "scores": rows})
-    else:
-        _show(rows, data, split)
-        for note in notes:
-            output.console().print(note, style="dim")
+        notes.append("BatchNorm statistics were re-estimated, for dense networks as well")
+    show_scores(rows, data, split, notes, as_json)
 
 
-def _show(rows: list[dict[str, Any]], data: str, split: str) -> None:
-    """The table, on stdout: it is this command's result."""
-    from legr_cli.commands import output
+class _Datasets:
+    """The dataset as each network needs it, read once for all that preprocess it alike."""
 
-    many = all(row["classes"] > 5 for row in rows)
-    columns = ("network", "accuracy", *["top 5"] * many, "loss", "FLOPs", "of dense")
-    title = f"{rows[0]['images']} {split} images of {data}"
-    table = output.table(title, *columns, left=columns[:1])
-    for row in rows:
-        table.add_row(
-            row["file"],
-            f"{row['accuracy']:.2%}",
-            *[f"{row['top5']:.2%}"] * many,
-            "" if row["loss"] is None else f"{row['loss']:.4f}",
-            output.count(row["flops"]),
-            f"{row['flops_share']:.1%}",
-        )
-    output.put(output.console(stderr=False), table)
+    def __init__(self, spec: str, seed: int, statistics: Any, download: bool) -> None:
+        self.spec, self.seed, self.download = spec, seed, download
+        self.statistics = statistics  # None: those the network's file records
+        self.opened: dict[str, Data] = {}
+
+    def open(self, network: "Network") -> "Data":
+        """The dataset at the network's input size and normalization."""
+        from legr_cli.data.dataset import open_data
+
+        statistics = self.statistics or network.notes.get("statistics")
+        key = repr((network.input_shape, statistics))
+        if key not in self.opened:
+            self.opened[key] = open_data(
+                self.spec,
+                network.input_shape,
+                seed=self.seed,
+                statistics=statistics,
+                download=self.download,
+            )
+        return self.opened[key]
+
+    def notes(self) -> list[str]:
+        """How the images were preprocessed, and likely mistakes, each once."""
+        from legr_cli.data.dataset import doubts
+
+        lines = [[f"preprocessed as {data.feed}", *doubts(data)] for data in self.opened.values()]
+        return list(dict.fromkeys(line for group in lines for line in group))

@@ -10,29 +10,16 @@ from legr_cli.commands import options
 from legr_cli.commands.options import setting
 from legr_cli.errors import SettingError
 
-_RECIPE, _TEACHER, _EXTRAS = "The recipe", "Learning from a teacher", "Extras"
+_RECIPE, _TEACHER, _EXTRAS = "Recipe", "Knowledge distillation", "Regularization and extras"
 
 
-def _recipes(wanted: bool) -> None:
-    """Show the recipes and stop."""
-    if not wanted:
-        return
-    from legr_cli.commands import output
-    from legr_cli.training.recipes import RECIPES, settings_of
+def _list_recipes(requested: bool) -> None:
+    """List the recipes and exit."""
+    if requested:
+        from legr_cli.commands.finetune_view import show_recipes
 
-    title = "SGD, Nesterov 0.9, weight decay 5e-4, batch 128; every number is an option"
-    columns = ("recipe", "epochs", "learning rate", "patience", "for")
-    table = output.table(title, *columns, left=("recipe", "learning rate", "for"))
-    for name, recipe in RECIPES.items():
-        settings = settings_of(name)
-        falls = "/".join(f"{drop:g}" for drop in settings.drops)
-        rate = f"{settings.lr:g}, ÷{settings.drop_by:g} at {falls}"
-        if settings.schedule == "one-cycle":
-            rate = f"{settings.lr:g}, one-cycle"
-        patience = str(settings.patience or "")
-        table.add_row(name, str(settings.epochs), rate, patience, recipe.what_for)
-    output.put(output.console(stderr=False), table)
-    raise typer.Exit
+        show_recipes()
+        raise typer.Exit
 
 
 def finetune(
@@ -42,8 +29,8 @@ def finetune(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="The trained network, NAME.safetensors; its epochs go beside it as "
-            "NAME.epochs.jsonl, and NAME.state is there until it is done.",
+            help="Trained network to write, NAME.safetensors. Epoch results go to "
+            "NAME.epochs.jsonl; NAME.state holds the training state until training finishes.",
         ),
     ],
     checkpoint: Annotated[
@@ -51,8 +38,8 @@ def finetune(
         typer.Argument(
             metavar="CHECKPOINT",
             show_default=False,
-            help="A network that legr wrote, a weights file of --arch, or torchvision:NAME. "
-            "Without it, --arch is trained from scratch.",
+            help="Network to train: a file written by legr, a weights file for --arch, or "
+            "torchvision:NAME. If omitted, --arch is trained from scratch.",
         ),
     ] = None,
     resume: options.Resume = False,
@@ -62,71 +49,88 @@ def finetune(
         setting(
             _RECIPE,
             "NAME",
-            "quick, cifar, cifar10-long, imagenet, birds or cifar-train.",
-            "quick, from scratch cifar-train",
+            "Training recipe: quick, cifar, cifar10-long, imagenet, birds or cifar-train.",
+            "quick; cifar-train from scratch",
         ),
     ] = None,
     show_recipes: Annotated[  # noqa: ARG001
         bool,
         typer.Option(
             "--recipes",
-            callback=_recipes,
+            callback=_list_recipes,
             is_eager=True,
             rich_help_panel=_RECIPE,
-            help="Show all recipes with their numbers, and stop.",
+            help="List all recipes with their settings and exit.",
         ),
     ] = False,
     epochs: Annotated[
-        int | None, setting(_RECIPE, "N", "Another length; the recipe keeps its shape.")
+        int | None,
+        setting(_RECIPE, "N", "Number of epochs; the recipe's schedule is scaled to fit."),
     ] = None,
-    lr: Annotated[float | None, setting(_RECIPE, "RATE", "The highest learning rate.")] = None,
+    lr: Annotated[float | None, setting(_RECIPE, "RATE", "Peak learning rate.")] = None,
     schedule: Annotated[
         str | None,
-        setting(_RECIPE, "steps|one-cycle", "How it falls: at --drops, or by a cosine to 0."),
+        setting(
+            _RECIPE,
+            "steps|one-cycle",
+            "Learning rate schedule: drop at the epochs in --drops (steps), or follow a cosine to "
+            "0 (one-cycle).",
+        ),
     ] = None,
     drops: Annotated[
-        str | None, setting(_RECIPE, "N,N,…", "Epochs after which it falls; none: never.")
+        str | None,
+        setting(
+            _RECIPE, "N,N,…", "Epochs after which the learning rate drops, or none to keep it."
+        ),
     ] = None,
     drop_by: Annotated[
-        float | None, setting(_RECIPE, "FACTOR", "… to so many times less each time.")
+        float | None,
+        setting(_RECIPE, "FACTOR", "Factor that each drop divides the learning rate by."),
     ] = None,
     warmup: Annotated[
         float | None,
-        setting(_RECIPE, "SHARE", "Share of the training in which it first rises from 0."),
+        setting(_RECIPE, "SHARE", "Share of the training spent on learning rate warm-up from 0."),
     ] = None,
-    momentum: Annotated[float | None, setting(_RECIPE, "SHARE", "Of SGD.", "0.9")] = None,
+    momentum: Annotated[
+        float | None, setting(_RECIPE, "MOMENTUM", "Momentum of SGD.", "0.9")
+    ] = None,
     nesterov: Annotated[
         bool | None,
         typer.Option(
             "--nesterov/--no-nesterov",
             show_default="nesterov",
             rich_help_panel=_RECIPE,
-            help="Its momentum looks ahead, or not.",
+            help="Use Nesterov momentum.",
         ),
     ] = None,
     weight_decay: Annotated[
-        float | None, setting(_RECIPE, "RATE", "Of all weights.", "5e-4")
+        float | None, setting(_RECIPE, "RATE", "Weight decay, applied to all parameters.", "5e-4")
     ] = None,
     batch_size: Annotated[
         int | None,
-        setting(_RECIPE, "N", "Images in a batch, of all processes together.", "128"),
+        setting(_RECIPE, "N", "Images per batch, summed over all processes.", "128"),
     ] = None,
     patience: Annotated[
         int | None,
-        setting(_RECIPE, "N", "Stop after so many epochs without a better one; 0: never."),
+        setting(
+            _RECIPE,
+            "N",
+            "Stop early after this many epochs without improvement; 0 disables early stopping.",
+        ),
     ] = None,
     seed: Annotated[
         int,
         typer.Option(
+            metavar="N",
             rich_help_panel=_RECIPE,
-            help="Of all that is random, the images held out among it. On a CPU the same seed "
-            "gives the same weights.",
+            help="Random seed; also selects the held-out images. On a CPU, the same seed gives the "
+            "same weights.",
         ),
     ] = 0,
     teacher: Annotated[
         str | None,
         setting(
-            _TEACHER, "CHECKPOINT", "Learn from this network's answers, such as the dense one's."
+            _TEACHER, "CHECKPOINT", "Teacher network to distill from, such as the dense network."
         ),
     ] = None,
     teacher_arch: Annotated[
@@ -134,8 +138,8 @@ def finetune(
         setting(
             _TEACHER,
             "NAME",
-            "Its architecture, where its file does not say.",
-            "the network's own",
+            "Architecture of the teacher, if its file does not record it.",
+            "same as the network's",
         ),
     ] = None,
     teacher_weight: Annotated[
@@ -143,27 +147,29 @@ def finetune(
         setting(
             _TEACHER,
             "SHARE",
-            "Of its answers in the loss; the labels have the rest.",
+            "Weight of the distillation loss; the loss on the labels gets the rest.",
             "0.9",
         ),
     ] = None,
     temperature: Annotated[
         float | None,
-        setting(_TEACHER, "T", "Both answers are softened by it before they are compared.", "4"),
+        setting(_TEACHER, "T", "Temperature that softens both outputs for distillation.", "4"),
     ] = None,
     label_smoothing: Annotated[
-        float | None, setting(_EXTRAS, "SHARE", "Of each label, for all classes.", "0")
+        float | None, setting(_EXTRAS, "SHARE", "Amount of label smoothing.", "0")
     ] = None,
     clip: Annotated[
-        float | None, setting(_EXTRAS, "NORM", "Largest norm of a gradient.", "0: any")
+        float | None,
+        setting(_EXTRAS, "NORM", "Clip the gradient to this norm; 0 disables clipping.", "0"),
     ] = None,
     ema: Annotated[
         float | None,
         setting(
             _EXTRAS,
             "DECAY",
-            "Measure and write a moving average of the weights, such as 0.999.",
-            "0: none",
+            "Decay of an exponential moving average of the weights, which is then evaluated and "
+            "saved, such as 0.999; 0 disables it.",
+            "0",
         ),
     ] = None,
     all_images: Annotated[
@@ -171,8 +177,8 @@ def finetune(
         typer.Option(
             "--all-images",
             rich_help_panel=_EXTRAS,
-            help="Train on the validation images, too, and keep the last epoch: when all choices "
-            "are made.",
+            help="Also train on the validation images and keep the last epoch; for the final run, "
+            "once all settings are chosen.",
         ),
     ] = False,
     bn_recalibrate: Annotated[
@@ -180,7 +186,7 @@ def finetune(
         typer.Option(
             "--bn-recalibrate",
             rich_help_panel=_EXTRAS,
-            help="Train nothing: only re-estimate BatchNorm statistics on 1,024 training images.",
+            help="Do not train; only re-estimate BatchNorm statistics on 1,024 training images.",
         ),
     ] = False,
     new_head: Annotated[
@@ -188,8 +194,8 @@ def finetune(
         typer.Option(
             "--new-head",
             rich_help_panel=options.NETWORK,
-            help="Begin with a new last layer, for the classes of the data: to bring a network to "
-            "images of your own.",
+            help="Replace the last layer with a new one for the classes of the dataset, to "
+            "transfer a network to your own images.",
         ),
     ] = False,
     normalize: options.Normalize = None,
@@ -200,19 +206,18 @@ def finetune(
         bool,
         typer.Option(
             "--compile",
-            rich_help_panel=options.MACHINE,
-            help="Compile the network with torch.compile: slower to begin, then faster.",
+            rich_help_panel=options.HARDWARE,
+            help="Compile the network with torch.compile: a slower start, then faster steps.",
         ),
     ] = False,
     loaders: Annotated[
         int | None,
         typer.Option(
-            min=0,
-            max=1024,
             metavar="N",
-            show_default="the cores",
-            rich_help_panel=options.MACHINE,
-            help="Processes that read images larger than 96x96 from their files.",
+            callback=options.within("--loaders", 0, 1024),
+            show_default="number of cores",
+            rich_help_panel=options.HARDWARE,
+            help="Number of data loading processes, used for images larger than 96x96.",
         ),
     ] = None,
     arch: options.Arch = None,
@@ -220,11 +225,11 @@ def finetune(
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train a pruned, dense or fresh network, and write the best there was.
+    """Fine-tune a pruned or dense network, or train one from scratch.
 
-    The best is the one with the highest accuracy on validation images, which are never trained on;
-    it alone is then measured on the test images. Stopped at any moment, a training goes on with
-    --resume from its last whole epoch and ends as if it had never been stopped. On several GPUs:
+    Writes the weights of the epoch with the highest accuracy on held-out validation images; only
+    these are evaluated on the test images. An interrupted run can be resumed with --resume from its
+    last complete epoch; the result matches an uninterrupted one. To train on several GPUs:
     torchrun --nproc-per-node N -m legr_cli finetune …
 
     Examples:
@@ -235,8 +240,8 @@ def finetune(
 
       legr finetune --arch resnet56 --recipe cifar-train --data cifar10:DIR --out dense.safetensors
     """
-    from legr_cli.commands.finetune_view import recalibrated, trained
-    from legr_cli.commands.output import console, half_helps
+    from legr_cli.commands.finetune_view import recalibrate_and_show, train_and_show
+    from legr_cli.commands.output import amp_helps, console
     from legr_cli.data.dataset import parse_statistics
     from legr_cli.settings import parse_drops, parse_input
     from legr_cli.training.inputs import Images, Start, open_both, open_teacher
@@ -245,7 +250,7 @@ def finetune(
     from legr_cli.training.resume import Files
     from legr_cli.training.setup import TrainingSetup
 
-    numbers = {
+    overrides = {
         "epochs": epochs,
         "lr": lr,
         "schedule": schedule,
@@ -263,20 +268,22 @@ def finetune(
         "clip": clip,
         "ema": ema,
     }
-    given = {name: value for name, value in numbers.items() if value is not None}
+    given = {name: value for name, value in overrides.items() if value is not None}
     if bn_recalibrate:
         others = {"recipe": recipe, "teacher": teacher, "amp": amp or None}
         others |= {"all_images": all_images or None}
         others |= {"resume": resume or None, "compile": compiled or None}
-        _check_alone(checkpoint, {**given, **others})
+        _check_recalibrate(checkpoint, {**given, **others})
     if teacher is None:
-        _check_untaught(given, teacher_arch)
+        _check_no_teacher(given, teacher_arch)
     if checkpoint is None and arch is None:
-        raise SettingError("name a CHECKPOINT, or an --arch to train from scratch")
-    usual = "cifar-train" if checkpoint is None else "quick"
-    settings = settings_of(recipe or usual, **given, amp=amp, seed=seed)
+        raise SettingError("pass a CHECKPOINT, or --arch to train from scratch")
+    default_recipe = "cifar-train" if checkpoint is None else "quick"
+    settings = settings_of(recipe or default_recipe, **given, amp=amp, seed=seed)
     if all_images and settings.patience:
-        raise SettingError("--all-images leaves --patience nothing to go by: pass --patience 0")
+        raise SettingError(
+            "--all-images leaves no validation images for early stopping: pass --patience 0"
+        )
     shape = parse_input(input_shape) if input_shape else None
     start = Start(checkpoint, arch, classes, shape, new_head)
     statistics = parse_statistics(normalize) if normalize else None
@@ -285,38 +292,36 @@ def finetune(
     with process_group(device) as group:
         if group.is_leader:
             files.check()
-        settings = replace(
-            settings, amp=amp and half_helps(group.device, quiet=not group.is_leader)
-        )
-        with console(quiet=not group.is_leader).status("reading the network and the images"):
+        settings = replace(settings, amp=amp and amp_helps(group.device, quiet=not group.is_leader))
+        with console(quiet=not group.is_leader).status("loading the network and the images"):
             network, found = open_both(start, images, seed, group)
-            master = None
+            teacher_network = None
             if teacher is not None:
-                master = open_teacher(teacher, teacher_arch, network, found)
-        setup = TrainingSetup(network, found, settings, group, master)
+                teacher_network = open_teacher(teacher, teacher_arch, network, found)
+        setup = TrainingSetup(network, found, settings, group, teacher_network)
         run = setup.run(compiled, loaders)
         if bn_recalibrate:
-            recalibrated(setup, run, files, as_json)
+            recalibrate_and_show(setup, run, files, as_json)
         else:
-            trained(setup, run, files, as_json)
+            train_and_show(setup, run, files, as_json)
 
 
-def _check_alone(checkpoint: str | None, given: dict[str, Any]) -> None:
-    """Where nothing is trained there is nothing to set about it."""
+def _check_recalibrate(checkpoint: str | None, given: dict[str, Any]) -> None:
+    """Reject training options with --bn-recalibrate."""
     from legr_cli.settings import option
 
     if checkpoint is None:
-        raise SettingError("--bn-recalibrate trains nothing: name a CHECKPOINT")
+        raise SettingError("--bn-recalibrate requires a CHECKPOINT")
     for name, value in given.items():
         if value is not None:
-            raise SettingError(f"--bn-recalibrate trains nothing: leave {option(name)} out")
+            raise SettingError(f"--bn-recalibrate does not train: remove {option(name)}")
 
 
-def _check_untaught(given: dict[str, Any], teacher_arch: str | None) -> None:
-    """What is said of a teacher needs one."""
+def _check_no_teacher(given: dict[str, Any], teacher_arch: str | None) -> None:
+    """Reject options about a teacher where there is none."""
     from legr_cli.settings import option
 
-    said = {**given, "teacher_arch": teacher_arch}
+    options_given = {**given, "teacher_arch": teacher_arch}
     for name in ("teacher_arch", "teacher_weight", "temperature"):
-        if said.get(name) is not None:
-            raise SettingError(f"{option(name)} is about a teacher: name it with --teacher")
+        if options_given.get(name) is not None:
+            raise SettingError(f"{option(name)} requires --teacher")

@@ -1,17 +1,17 @@
-"""The command that is running, as it was typed: for files that tell how they were made."""
+"""The command line of the running command, recorded in the files it writes."""
 
 import shlex
 from contextvars import ContextVar
 
-WORDS: ContextVar[tuple[str, ...]] = ContextVar("WORDS", default=())
-_PASSING = ("--resume", "--force", "--json")  # what changes how a command runs, not what it makes
+ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("ARGUMENTS", default=())
+_TRANSIENT = ("--resume", "--force", "--json")  # change how a command runs, not what it produces
 
 
 def command_line() -> str:
-    """`legr prune …`, without what makes no difference to its result."""
-    return shlex.join(["legr", *(word for word in WORDS.get() if word not in _PASSING)])
+    """`legr prune …`, without the options that make no difference to the result."""
+    return shlex.join(["legr", *(word for word in ARGUMENTS.get() if word not in _TRANSIENT)])
 
 
 def resume_command() -> str:
-    """The command that goes on with what this one began."""
+    """The command line that resumes this run."""
     return f"{command_line()} --resume"

@@ -13,8 +13,8 @@ from legr_cli.commands import options
 if TYPE_CHECKING:
     from legr_cli.search.setup import SearchSetup
 
-Header = dict[str, Any] | None  # of a history, where there is one to go on with
-_SEARCH, _FITNESS = "The search", "The fitness of a candidate"
+Header = dict[str, Any] | None  # of the history to resume, if any
+_SEARCH, _FITNESS = "Search", "Candidate fitness"
 
 
 def learn(
@@ -25,7 +25,7 @@ def learn(
         typer.Option(
             metavar="FILE",
             show_default=False,
-            help="The ranking, NAME.json; its history goes beside it as NAME.history.jsonl.",
+            help="Ranking to write, NAME.json; the search history goes to NAME.history.jsonl.",
         ),
     ],
     resume: options.Resume = False,
@@ -35,65 +35,112 @@ def learn(
         typer.Option(
             metavar="SHARE,…",
             rich_help_panel=_SEARCH,
-            help="Candidates are compared at this share of the FLOPs, the lowest you consider; or "
-            "at several, by their mean accuracy: 0.2,0.4.",
+            help="Share of the FLOPs at which candidates are compared; use the lowest target you "
+            "plan to prune to. Several shares (0.2,0.4) compare by mean accuracy.",
         ),
     ] = "0.2",
     candidates: Annotated[
-        int, typer.Option(rich_help_panel=_SEARCH, help="How many to try.")
+        int,
+        typer.Option(
+            metavar="N", rich_help_panel=_SEARCH, help="Number of candidates to evaluate."
+        ),
     ] = 400,
     population: Annotated[
         int,
-        typer.Option(rich_help_panel=_SEARCH, help="Candidates alive at once; the oldest goes."),
+        typer.Option(
+            metavar="N",
+            rich_help_panel=_SEARCH,
+            help="Population size; each new candidate replaces the oldest.",
+        ),
     ] = 64,
     sample: Annotated[
-        int, typer.Option(rich_help_panel=_SEARCH, help="Of so many, the fittest is a parent.")
+        int,
+        typer.Option(
+            metavar="N",
+            rich_help_panel=_SEARCH,
+            help="Tournament size: the fittest of this many candidates becomes the parent.",
+        ),
     ] = 16,
     mutate: Annotated[
-        float, typer.Option(rich_help_panel=_SEARCH, help="Share of the layers that change.")
+        float,
+        typer.Option(
+            metavar="SHARE",
+            rich_help_panel=_SEARCH,
+            help="Share of the layers that a mutation changes.",
+        ),
     ] = 0.1,
     sigma: Annotated[
-        float, typer.Option(rich_help_panel=_SEARCH, help="Size of a change at first.")
+        float,
+        typer.Option(
+            metavar="SIGMA",
+            rich_help_panel=_SEARCH,
+            help="Standard deviation of mutations at the start of the search.",
+        ),
     ] = 1.0,
     sigma_end: Annotated[
-        float, typer.Option(rich_help_panel=_SEARCH, help="Size of a change at the end.")
+        float,
+        typer.Option(
+            metavar="SIGMA",
+            rich_help_panel=_SEARCH,
+            help="Standard deviation of mutations at the end of the search.",
+        ),
     ] = 1.0,
     start: Annotated[
         str,
         typer.Option(
             metavar="auto|identity|level|random",
             rich_help_panel=_SEARCH,
-            help="The first candidates: changes of α = 1, κ = 0 (identity); of α and κ that take "
-            "the same share of every layer (level); of the fitter of the two; or all at random.",
+            help="Initial population: mutations of α = 1, κ = 0 (identity), mutations of the α and "
+            "κ that prune every layer by the same share (level), mutations of the fitter of the "
+            "two (auto), or random candidates (random).",
         ),
     ] = "auto",
     seed: Annotated[
-        int, typer.Option(rich_help_panel=_SEARCH, help="Same seed and workers, same ranking.")
+        int,
+        typer.Option(
+            metavar="N",
+            rich_help_panel=_SEARCH,
+            help="Random seed; also selects the held-out images. The same seed and number of "
+            "workers give the same ranking.",
+        ),
     ] = 0,
     fitness: Annotated[
         str,
         typer.Option(
             metavar="finetune|bn|none",
             rich_help_panel=_FITNESS,
-            help="Before it is measured, train a candidate for some steps; or only re-estimate its "
-            "BatchNorm statistics, at a fraction of the cost; or nothing.",
+            help="How to adapt a candidate before measuring its accuracy: train it for --steps "
+            "(finetune), only re-estimate its BatchNorm statistics at a fraction of the cost (bn), "
+            "or not at all (none).",
         ),
     ] = "finetune",
     steps: Annotated[
         int | None,
         typer.Option(
-            show_default="200, for bn 8", rich_help_panel=_FITNESS, help="Batches for that."
+            metavar="N",
+            show_default="200; 8 with --fitness bn",
+            rich_help_panel=_FITNESS,
+            help="Adaptation steps per candidate.",
         ),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(rich_help_panel=_FITNESS, help="Images in a batch.")
+        int, typer.Option(metavar="N", rich_help_panel=_FITNESS, help="Images per batch.")
     ] = 128,
-    lr: Annotated[float, typer.Option(rich_help_panel=_FITNESS, help="Learning rate.")] = 0.01,
+    lr: Annotated[
+        float,
+        typer.Option(
+            metavar="RATE",
+            rich_help_panel=_FITNESS,
+            help="Learning rate for adapting candidates.",
+        ),
+    ] = 0.01,
     val_images: Annotated[
         int,
         typer.Option(
+            metavar="N",
             rich_help_panel=_FITNESS,
-            help="Measure on at most so many validation images (a tenth of train/, or val/).",
+            help="Maximum number of validation images to measure a candidate on; they come from "
+            "val/, or from a tenth of train/ that is held out.",
         ),
     ] = 10_000,
     align: options.Align = "auto",
@@ -104,9 +151,9 @@ def learn(
         int | None,
         typer.Option(
             metavar="N",
-            show_default="1, or all of a cluster",
-            rich_help_panel=options.MACHINE,
-            help="Candidates tried at once, each in a process of its own.",
+            show_default="1; with --cluster, all of its workers",
+            rich_help_panel=options.HARDWARE,
+            help="Number of candidates to evaluate in parallel, each in its own process.",
         ),
     ] = None,
     cluster: Annotated[
@@ -114,8 +161,8 @@ def learn(
         typer.Option(
             metavar="ADDRESS",
             show_default=False,
-            rich_help_panel=options.MACHINE,
-            help="Use the workers of a Dask cluster, such as tcp://10.0.0.5:8786.",
+            rich_help_panel=options.HARDWARE,
+            help="Evaluate candidates on a Dask cluster at this address, such as tcp://10.0.0.5:8786.",
         ),
     ] = None,
     device: options.Device = "auto",
@@ -125,11 +172,11 @@ def learn(
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
 ) -> None:
-    """Learn which filters matter: (α, κ) for each layer, by evolution on your data (once).
+    """Learn a global filter ranking: (α, κ) for each layer, by evolutionary search on your data.
 
-    Every candidate is really cut to --flops, adapted, and measured on validation images that legr
-    never trains on. Stopped at any moment, a search goes on with --resume and ends as if it had
-    never been stopped.
+    One ranking serves every pruning target. Each candidate is pruned to --flops, adapted, and
+    measured on held-out images that legr never trains on. An interrupted search can be resumed with
+    --resume; the result matches an uninterrupted one.
 
     Examples:
 
@@ -138,7 +185,7 @@ def learn(
       legr learn drone.pth --arch drone:build --input 3x96x96 --data folder:DIR --out drone.json
     """
     from legr_cli.commands.learn_view import run_and_show
-    from legr_cli.commands.output import console, half_helps
+    from legr_cli.commands.output import amp_helps, console
     from legr_cli.data.dataset import parse_statistics
     from legr_cli.models.network import open_network
     from legr_cli.pruning import analyze
@@ -163,7 +210,7 @@ def learn(
         steps=FITNESS.get(fitness, 0) if steps is None or fitness == "none" else steps,
         batch_size=batch_size,
         lr=lr,
-        amp=amp and fitness == "finetune" and (cluster is not None or half_helps(choose(device))),
+        amp=amp and fitness == "finetune" and (cluster is not None or amp_helps(choose(device))),
         val_images=val_images,
         min_keep=min_keep,
         align=parse_align(align),
@@ -172,31 +219,31 @@ def learn(
     )
     images = Images(data, parse_statistics(normalize) if normalize else None, download)
     size = parse_input(input_shape) if input_shape else None
-    then = _check_out(out, resume, force)
+    previous = _check_out(out, resume, force)
     with contextlib.ExitStack() as stack:
-        status = stack.enter_context(console().status("reading the network"))
+        status = stack.enter_context(console().status("loading the network"))
         client = None if cluster is None else stack.enter_context(connected(cluster))
         if client is not None and workers is None:
-            settings = replace(settings, workers=_cluster_size(client, then))
+            settings = replace(settings, workers=_cluster_size(client, previous))
         analysis = analyze(open_network(checkpoint, arch, classes, size))
         check_reach(analysis, settings)
-        analysis.network.model.float()  # images come in single precision
-        status.update("reading the images")
+        analysis.network.model.float()  # images are float32
+        status.update("loading the images")
         found = images_for(analysis.network, images, seed)
         check_classes(analysis.network.model, found)
         setup = SearchSetup(analysis, found, settings, device)
         status.update("measuring the dense network")
-        header = {**setup.header(), "dense": _dense(setup, then, client is not None)}
+        header = {**setup.header(), "dense": _dense(setup, previous, client is not None)}
         status.stop()
-        given_of_network = {"--arch": arch, "--classes": classes, "--input": input_shape}
+        network_options = {"--arch": arch, "--classes": classes, "--input": input_shape}
         words = ["legr", "prune", checkpoint]
-        words += [str(x) for pair in given_of_network.items() if pair[1] for x in pair]
+        words += [str(x) for pair in network_options.items() if pair[1] for x in pair]
         words += ["--ranking", str(out), "--flops", "0.2:0.8:0.1", "--out", "nets"]
         run_and_show(setup, header, out, resume, force, client, shlex.join(words), as_json)
 
 
 def _check_out(out: Path, resume: bool, force: bool) -> Header:
-    """Say what is in the way before any work is done; what the search to resume was begun with."""
+    """Check --out before any work is done; returns the header of the history to resume."""
     from legr_cli.files import check_out
     from legr_cli.journal import read_header
     from legr_cli.search.history import HISTORY, history_of
@@ -207,15 +254,15 @@ def _check_out(out: Path, resume: bool, force: bool) -> Header:
     return read_header(history, HISTORY) if resume else None
 
 
-def _cluster_size(client: Any, then: Header) -> int:
-    """Workers of a cluster; for a search that goes on, as many as it was begun with."""
-    if then is not None:
-        return int(then["settings"]["workers"])
+def _cluster_size(client: Any, previous: Header) -> int:
+    """Number of workers in a cluster; a resumed search keeps the number it started with."""
+    if previous is not None:
+        return int(previous["settings"]["workers"])
     return max(1, sum(client.nthreads().values()))
 
 
-def _dense(setup: "SearchSetup", then: Header, remote: bool) -> dict[str, Any]:
-    """What the dense network reaches; a search that goes on has it in its history."""
-    if then is not None and "dense" in then:
-        return dict(then["dense"])
+def _dense(setup: "SearchSetup", previous: Header, remote: bool) -> dict[str, Any]:
+    """Score of the dense network; a resumed search reads it from the history."""
+    if previous is not None and "dense" in previous:
+        return dict(previous["dense"])
     return setup.dense(remote).line()

@@ -38,7 +38,7 @@ def run_and_show(
         book = stack.enter_context(journal(path, HISTORY, header, resume, force))
         display = stack.enter_context(ProgressDisplay(total))
         for text in _greeting(setup, header["dense"], len(book.lines), resume):
-            display.say(text)
+            display.log(text)
         pool = setup.pool(client)
         stack.callback(pool.shutdown)
 
@@ -46,17 +46,17 @@ def run_and_show(
 
         def watch(state: "Progress") -> None:
             title = f"candidate {state.done}/{total}"
-            display.show(state.done, title, _facts(state, total, pace), state.done in (1, total))
+            display.update(state.done, title, _facts(state, total, pace), state.done in (1, total))
             least = min(state.latest.get("each", [state.latest["accuracy"]]))
             if state.done == 1 and least < 2 / len(setup.data.classes):
-                display.say(
+                display.log(
                     "that is near chance, so fitness will tell little: a higher --flops, more "
                     "--steps or --fitness finetune tells more"
                 )
 
         try:
             strategy = setup.strategy(setup.analysis, setup.settings)
-            found = search(setup.analysis, setup.settings, strategy, pool, book, watch, display.say)
+            found = search(setup.analysis, setup.settings, strategy, pool, book, watch, display.log)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"stopped after {len(book.lines)} of {total} candidates; "
@@ -79,7 +79,7 @@ def _facts(state: "Progress", total: int, pace: "Pace") -> list[str]:
         f"latest {state.latest['accuracy']:.2%}",
     ]
     if state.done > state.recorded:  # those of the journal took no time
-        parts += pace.left(state.done, total)
+        parts += pace.remaining(state.done, total)
         if rate := pace.rate(state.done):
             parts.append(f"{rate * 3600:.0f}/h")
     if state.cached:
@@ -130,7 +130,7 @@ def _show(
 
     facts = {key: notes[key] for key in ("dense", "identity", "best", "seconds", "settings")}
     if as_json:
-        output.emit(
+        output.print_json(
             {
                 "legr": __version__,
                 "ranking": str(out),
@@ -151,11 +151,11 @@ def _show(
         loss = facts[key]["loss"]
         table.add_row(name, f"{facts[key]['accuracy']:.2%}", "" if loss is None else f"{loss:.4f}")
     screen = output.console()
-    output.put(screen, table)
+    output.print_table(screen, table)
     screen.print(
         f"{notes['settings']['candidates']} candidates, {facts['seconds']:.0f} s of work; "
         f"{found.cached} repeats took the fitness of an earlier one that keeps the same channels",
         style="dim",
     )
     screen.print(f"next: {next_step}", style="dim", soft_wrap=True)
-    output.line(str(out))
+    output.print_result(str(out))

@@ -1,16 +1,32 @@
 """Arguments and options that several commands share."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-NETWORK, IMAGES, HOW, MACHINE = "The network", "The images", "How to cut", "The machine"
-BOARD = "A board to measure on"
+from legr_cli.errors import SettingError
+
+NETWORK, IMAGES, PRUNING, HARDWARE = "Network", "Images", "Pruning", "Hardware"
+BOARD = "Remote board"
 
 
-def setting(panel: str, metavar: str, about: str, default: str | bool = False) -> Any:
-    """An option that changes one number or word of many; `default`: whether or how to show it."""
-    return typer.Option(metavar=metavar, help=about, show_default=default, rich_help_panel=panel)
+def setting(panel: str, metavar: str, text: str, default: str | bool = False) -> Any:
+    """An option that overrides one setting of many; `default`: whether or how to show it."""
+    return typer.Option(metavar=metavar, help=text, show_default=default, rich_help_panel=panel)
+
+
+def within(name: str, least: int, most: int) -> Callable[[int | None], int | None]:
+    """A callback that checks a number's range without showing the range in the help."""
+
+    def check(value: int | None) -> int | None:
+        if value is not None and value < least:
+            raise SettingError(f"{name} must be at least {least}, got {value}")
+        if value is not None and value > most:
+            raise SettingError(f"{name} must be at most {most}, got {value}")
+        return value
+
+    return check
 
 
 Checkpoint = Annotated[
@@ -18,8 +34,8 @@ Checkpoint = Annotated[
     typer.Argument(
         metavar="CHECKPOINT",
         show_default=False,
-        help="A weights file (.safetensors, or a state dict in .pt .pth .th .t7 .tar), "
-        "torchvision:NAME\\[@WEIGHTS], or random:NAME (no weights).",
+        help="Network to load: a weights file (.safetensors, or a state dict in .pt, .pth, .th, "
+        ".t7 or .tar), torchvision:NAME\\[@WEIGHTS], or random:NAME for untrained weights.",
     ),
 ]
 Arch = Annotated[
@@ -29,19 +45,20 @@ Arch = Annotated[
         metavar="NAME",
         show_default=False,
         rich_help_panel=NETWORK,
-        help="resnet20|32|44|56|110 (CIFAR; resnet56,pad=after for zeros after the channels), "
-        "vgg13_cifar, mobilenet_v2_cifar, any torchvision name, timm:NAME, or your own "
-        "package.module:factory. Files that legr wrote need none, unless the network is your own.",
+        help="Architecture of a plain weights file: resnet20|32|44|56|110 for CIFAR (append "
+        ",pad=after if the shortcuts pad zeros after the channels), vgg13_cifar, "
+        "mobilenet_v2_cifar, any torchvision name, timm:NAME, or your own package.module:factory. "
+        "Files written by legr record it, except for your own factory.",
     ),
 ]
 Classes = Annotated[
     int | None,
     typer.Option(
-        min=1,
         metavar="N",
+        callback=within("--classes", 1, 10**6),
         show_default=False,
         rich_help_panel=NETWORK,
-        help="Number of classes, where it is not the architecture's own.",
+        help="Number of classes, if it differs from the architecture's default.",
     ),
 ]
 InputShape = Annotated[
@@ -51,7 +68,8 @@ InputShape = Annotated[
         metavar="CxHxW",
         show_default=False,
         rich_help_panel=NETWORK,
-        help="Size of one image. Default: the architecture's own, 3x224x224 for your own.",
+        help="Shape of one input image. Defaults to the architecture's own, or to 3x224x224 for "
+        "your own networks.",
     ),
 ]
 Data = Annotated[
@@ -61,8 +79,8 @@ Data = Annotated[
         metavar="SPEC",
         show_default=False,
         rich_help_panel=IMAGES,
-        help="cifar10:DIR, cifar100:DIR, imagenet:DIR, cub200:DIR, folder:DIR (train/CLASS/*.jpg, "
-        "and val/ and test/ if you have them), or digits (inside legr).",
+        help="Dataset: cifar10:DIR, cifar100:DIR, imagenet:DIR, cub200:DIR, folder:DIR "
+        "(train/CLASS/*.jpg, with optional val/ and test/), or digits (bundled with legr).",
     ),
 ]
 Normalize = Annotated[
@@ -72,9 +90,9 @@ Normalize = Annotated[
         metavar="NAME|M,M,M:S,S,S",
         show_default=False,
         rich_help_panel=IMAGES,
-        help="Mean and deviation that the network was trained with: imagenet, cifar10, cifar100, "
-        "half, none, or numbers. Default: what the network's file says, else what is usual for the "
-        "data (folder: imagenet).",
+        help="Mean and standard deviation the network was trained with: imagenet, cifar10, "
+        "cifar100, half, none, or the numbers themselves. Defaults to what the network's file "
+        "records, or else to the usual values for the dataset (imagenet for folder:).",
     ),
 ]
 Download = Annotated[
@@ -82,7 +100,7 @@ Download = Annotated[
     typer.Option(
         "--download",
         rich_help_panel=IMAGES,
-        help="Fetch the data first, where torchvision can (CIFAR).",
+        help="Download the dataset first, if torchvision provides it (CIFAR).",
     ),
 ]
 Device = Annotated[
@@ -90,17 +108,17 @@ Device = Annotated[
     typer.Option(
         "--device",
         metavar="auto|cpu|cuda|cuda:N|mps",
-        rich_help_panel=MACHINE,
-        help="auto: a GPU if there is one. Several processes spread over all GPUs unless one is "
-        "named.",
+        rich_help_panel=HARDWARE,
+        help="Device to run on; auto uses a GPU if one is available. Multiple processes spread "
+        "over all GPUs unless you name one.",
     ),
 ]
 Amp = Annotated[
     bool,
     typer.Option(
         "--amp",
-        rich_help_panel=MACHINE,
-        help="Train in bfloat16, or in float16 on older GPUs, where that is faster.",
+        rich_help_panel=HARDWARE,
+        help="Train with mixed precision where it is faster: bfloat16, or float16 on older GPUs.",
     ),
 ]
 Align = Annotated[
@@ -108,9 +126,9 @@ Align = Annotated[
     typer.Option(
         "--align",
         metavar="auto|avx512|avx2|arm|N",
-        rich_help_panel=HOW,
-        help="Keep channels in multiples that the CPU's kernels like; auto: this CPU's. "
-        "1 is the paper's own cut: exact, and often slower.",
+        rich_help_panel=PRUNING,
+        help="Keep channel counts at multiples that suit the CPU's kernels; auto detects the CPU. "
+        "1 cuts exactly as in the paper, which is often slower to run.",
     ),
 ]
 MinKeep = Annotated[
@@ -118,14 +136,17 @@ MinKeep = Annotated[
     typer.Option(
         "--min-keep",
         metavar="SHARE",
-        rich_help_panel=HOW,
-        help="Share of every layer that is never removed.",
+        rich_help_panel=PRUNING,
+        help="Minimum share of each layer's channels to keep.",
     ),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on where it was stopped, and end as if it never was.")
+    bool,
+    typer.Option(
+        "--resume", help="Resume an interrupted run; the result matches an uninterrupted one."
+    ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Begin anew, and replace what is in the way.")]
+Force = Annotated[bool, typer.Option("--force", help="Start over, overwriting existing output.")]
 Ssh = Annotated[
     str | None,
     typer.Option(
@@ -133,8 +154,8 @@ Ssh = Annotated[
         metavar="USER@HOST",
         show_default=False,
         rich_help_panel=BOARD,
-        help="Measure there, by your own ssh with its keys and settings. The board needs python3 "
-        "with numpy and onnxruntime; nothing is written on it.",
+        help="Measure on this host over ssh, using your ssh keys and configuration. The host needs "
+        "python3 with numpy and onnxruntime; nothing is written to its disk.",
     ),
 ]
 Python = Annotated[
@@ -143,10 +164,10 @@ Python = Annotated[
         "--python",
         metavar="COMMAND",
         rich_help_panel=BOARD,
-        help="The Python to use there, such as '~/venv/bin/python'.",
+        help="Python interpreter to use on the remote host, such as '~/venv/bin/python'.",
     ),
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="One JSON object on stdout instead of a table."),
+    typer.Option("--json", help="Print one JSON object to stdout instead of a table."),
 ]

@@ -1,4 +1,4 @@
-"""What people see: tables and progress on stderr, results on stdout."""
+"""Printing for all commands: results go to stdout, progress and notes to stderr."""
 
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ _STEPS = " ▁▂▃▄▅▆▇█"
 
 
 def console(stderr: bool = True, quiet: bool = False) -> Console:
-    """Where people look; what goes to a file or a pipe is not cut to a width."""
+    """A console for plain text; output to a file or pipe is not wrapped at 80 columns."""
     screen = Console(stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False)
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen.width = 160
@@ -30,25 +30,25 @@ def console(stderr: bool = True, quiet: bool = False) -> Console:
 
 
 @contextlib.contextmanager
-def busy(text: str) -> Iterator[Callable[[str], None]]:
-    """Something that moves on stderr; what it gives is called with what is being done now."""
+def spinner(text: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner on stderr; yields a function that changes its text."""
     with console().status(Text(text)) as status:
-        yield lambda now: status.update(Text(now))  # as it is: names are no markup
+        yield lambda text: status.update(Text(text))  # Text: names must not be read as markup
 
 
-def half_helps(device: "torch.device", quiet: bool = False) -> bool:
-    """Whether `--amp` is of use on this device; if not, say so."""
+def amp_helps(device: "torch.device", quiet: bool = False) -> bool:
+    """Whether `--amp` is faster on this device; prints a note if it is not."""
     from legr_cli.training.devices import half_precision
 
     if half_precision(device) is not None:
         return True
-    text = f"--amp would be slower on this {device.type}: it is left out"
+    text = f"ignoring --amp: mixed precision is slower on this {device.type}"
     console(quiet=quiet).print(text, style="dim")
     return False
 
 
 def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:
-    """A plain table whose numbers are on the right."""
+    """A plain table; columns not in `left` are right-aligned."""
     made = Table(
         title=title,
         title_justify="left",
@@ -58,35 +58,39 @@ def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:
     )
     for column in columns:
         justify: Literal["left", "right"] = "left" if column in set(left) else "right"
-        name = column in (
-            "layer",
-            "network",
-        )  # a long name goes on in the next line; numbers are never cut
-        made.add_column(column, justify=justify, no_wrap=not name, overflow="fold")
+        wraps = column in ("layer", "network")  # long names wrap, numbers never do
+        made.add_column(column, justify=justify, no_wrap=not wraps, overflow="fold")
     return made
 
 
-def put(screen: Console, made: Table) -> None:
-    """Print a table whole: where it is too wide, lines are longer and no number is cut."""
-    needed = Measurement.get(screen, screen.options.update(max_width=10_000), made).maximum
+def print_table(screen: Console, table: Table) -> None:
+    """Print a table in full: if it is wider than the screen, lines overflow instead of cutting."""
+    needed = Measurement.get(screen, screen.options.update(max_width=10_000), table).maximum
     width, screen.width = screen.width, max(screen.width, needed)
-    screen.print(made)
+    screen.print(table)
     screen.width = width
 
 
-def emit(data: Any) -> None:
-    """One JSON object on stdout."""
+def print_json(data: Any) -> None:
+    """Print one JSON object to stdout."""
     json.dump(data, sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
 
 
-def line(text: str) -> None:
-    """One result on stdout."""
-    typer.echo(text)
+def print_result(text: object) -> None:
+    """Print one line to stdout, such as the name of a file that was written."""
+    typer.echo(str(text))
 
 
-def count(number: float) -> str:
-    """`4.09 G`, `25.6 M`, `512 `: ready for a unit, and never broken over two lines."""
+def print_notes(*notes: str, quiet: bool = False) -> None:
+    """Print notes to stderr, one line each."""
+    screen = console(quiet=quiet)
+    for note in notes:
+        screen.print(note, style="dim", soft_wrap=True)
+
+
+def format_count(number: float) -> str:
+    """`4.09 G`, `25.6 M`, `512 `: a unit may follow, and no line breaks within it."""
     for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             digits = f"{number / size:.3g}" if number < 999.5 * size else f"{number / size:.0f}"
@@ -94,8 +98,8 @@ def count(number: float) -> str:
     return f"{number:.0f}\N{NO-BREAK SPACE}"
 
 
-def bar(shares: list[float], width: int) -> str:
-    """A character a layer, as high as the share of its channels that stay; few if it is narrow."""
+def sparkline(shares: list[float], width: int) -> str:
+    """One character per layer, as tall as the share of channels kept; averaged to fit `width`."""
     width = max(8, width)
     if len(shares) > width:
         edges = [round(i * len(shares) / width) for i in range(width + 1)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from legr_cli.files import Staged
     from legr_cli.pruning import Pruned
 
-_TARGET = "The target"
+_TARGET = "Target"
 
 
 def prune(
@@ -27,7 +27,7 @@ def prune(
         typer.Option(
             metavar="FILE|DIR",
             show_default=False,
-            help="A .safetensors file for one target, a folder for several.",
+            help="Where to write: a .safetensors file for one target, or a folder for several.",
         ),
     ],
     flops: Annotated[
@@ -36,8 +36,8 @@ def prune(
             metavar="SHARE",
             show_default=False,
             rich_help_panel=_TARGET,
-            help="FLOPs to keep, as a share of the dense network's: 0.4, 0.3,0.5 or a range "
-            "0.2:0.8:0.1. May be given several times.",
+            help="Share of the FLOPs to keep: a number (0.4), a list (0.3,0.5) or a range "
+            "(0.2:0.8:0.1). Can be repeated.",
         ),
     ] = None,
     params: Annotated[
@@ -46,7 +46,7 @@ def prune(
             metavar="SHARE",
             show_default=False,
             rich_help_panel=_TARGET,
-            help="Parameters to keep, in the same form.",
+            help="Share of the parameters to keep, in the same format as --flops.",
         ),
     ] = None,
     latency: Annotated[
@@ -55,8 +55,9 @@ def prune(
             metavar="SHARE|MS",
             show_default=False,
             rich_help_panel=_TARGET,
-            help="Latency of one image on one thread, in the same form or in milliseconds: 12ms. "
-            "Measured here, or on a board (--ssh).",
+            help="Latency to reach, as a share in the same format as --flops or in milliseconds "
+            "(12ms). Measured for one image on one thread, on this machine or with --ssh on a "
+            "remote board.",
         ),
     ] = None,
     ranking: Annotated[
@@ -64,20 +65,25 @@ def prune(
         typer.Option(
             metavar="FILE|uniform",
             show_default=False,
-            rich_help_panel=options.HOW,
-            help="A ranking.json with (α, κ) by layer. Without it α = 1, κ = 0: plain norms. "
-            "uniform: the same share of every layer, to compare with.",
+            rich_help_panel=options.PRUNING,
+            help="Ranking learned by legr learn; uniform prunes every layer by the same share, as "
+            "a baseline. Without a ranking, filters are ranked by their squared norm "
+            "(α = 1, κ = 0).",
         ),
     ] = None,
     align: options.Align = "auto",
     min_keep: options.MinKeep = 0.1,
     onnx: Annotated[
-        bool, typer.Option("--onnx", help="Write an .onnx beside each file, checked against torch.")
+        bool,
+        typer.Option("--onnx", help="Also export each network to ONNX and compare it with torch."),
     ] = False,
     batch: Annotated[
         int | None,
         typer.Option(
-            min=1, max=65_536, metavar="N", show_default="any", help="… for batches of this size."
+            metavar="N",
+            callback=options.within("--batch", 1, 65_536),
+            show_default="dynamic",
+            help="Fixed batch size of the exported ONNX networks.",
         ),
     ] = None,
     ssh: options.Ssh = None,
@@ -87,10 +93,11 @@ def prune(
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a smaller network for every target: offline, without data, in seconds.
+    """Prune a network to one or more targets: offline, without data, in seconds.
 
-    FLOPs are counted by fvcore (one multiply-add is one) and never pass the target. Every file is
-    checked: it must agree with the dense network whose removed channels are silenced.
+    FLOPs are counted by fvcore (one multiply-add counts as one) and never exceed the target. Each
+    pruned network is verified: its output must match that of the dense network with the removed
+    channels masked.
 
     Examples:
 
@@ -100,8 +107,8 @@ def prune(
 
       legr prune torchvision:mobilenet_v2 --latency 0.5 --out fast.safetensors
     """
-    from legr_cli.commands.output import busy
-    from legr_cli.commands.prune_view import shown
+    from legr_cli.commands.output import spinner
+    from legr_cli.commands.prune_view import show_pruned
     from legr_cli.deploy.board import Board, place_for
     from legr_cli.files import staged
     from legr_cli.models.network import open_network
@@ -116,41 +123,41 @@ def prune(
     timed = any(target.timed for target in targets)
     size = parse_input(input_shape) if input_shape else None
     if ssh is not None and not timed:
-        raise SettingError("--ssh measures on a board: name the --latency to reach there")
+        raise SettingError("--ssh requires a --latency target")
     if batch is not None and not onnx:
-        raise SettingError("--batch is that of an .onnx: pass --onnx, too")
+        raise SettingError("--batch requires --onnx")
     _check_out(out, checkpoint, len(targets))
     with contextlib.ExitStack() as stack:
-        now = stack.enter_context(busy("beginning"))
+        update = stack.enter_context(spinner("starting"))
         board = stack.enter_context(Board(place_for(ssh, python))) if timed else None
         cpu = None if board is None else board.device["kernels"]
         settings = Prune(targets=tuple(targets), align=parse_align(align, cpu), min_keep=min_keep)
-        now("reading the network")
+        update("loading the network")
         network = open_network(checkpoint, arch, classes, size)
-        now("tying channels into units")
+        update("grouping channels into units")
         analysis = analyze(network)
         learned = resolve_ranking(analysis, ranking)
         clock = None
         if board is not None:
             from legr_cli.deploy.plan_timer import PlanTimer
 
-            now("timing plans")
-            clock = PlanTimer(board, analysis, now)
+            update("timing plans")
+            clock = PlanTimer(board, analysis, update)
         decided = plans(analysis, learned, settings, clock)
         rows, start = [], time.perf_counter()
-        now(f"cutting {len(decided)} networks")
+        update(f"pruning {len(decided)} networks")
         with staged() as files:
             for pruned in apply_plans(analysis, learned, settings, decided, clock):
                 rows.append(_write(files, pruned, _path(files, out, pruned), onnx, batch))
                 rows[-1]["seconds"] = round(time.perf_counter() - start, 3)
                 start = time.perf_counter()
-                now(f"{len(rows)} of {len(decided)} networks are cut")
-                del pruned  # its memory is wanted for the next one
-    shown(analysis, settings, learned, rows, as_json)
+                update(f"{len(rows)} of {len(decided)} networks pruned")
+                del pruned  # frees its memory for the next one
+    show_pruned(analysis, settings, learned, rows, as_json)
 
 
 def _check_out(out: Path, checkpoint: str, targets: int) -> None:
-    """Say what is wrong with --out before any work is done."""
+    """Check --out before any work is done."""
     from legr_cli.files import require_folder
 
     try:
@@ -160,19 +167,19 @@ def _check_out(out: Path, checkpoint: str, targets: int) -> None:
     if out.suffix == ".safetensors" and not out.is_dir():
         if targets > 1:
             raise OutputError(
-                f"--out {out} is one file, and there are {targets} targets: name a folder"
+                f"--out {out} is a single file, but there are {targets} targets: name a folder"
             )
         if out.exists() and Path(checkpoint).exists() and out.samefile(checkpoint):
-            raise OutputError(f"--out {out} is the CHECKPOINT itself: choose another name")
+            raise OutputError(f"--out {out} would overwrite CHECKPOINT: choose another name")
     elif out.exists() and not out.is_dir():
         raise OutputError(f"--out {out} is a file, not a folder: name a .safetensors file")
     elif targets == 1 and not out.is_dir():
-        raise OutputError(f"--out {out}: name a .safetensors file, or a folder that exists")
+        raise OutputError(f"--out {out}: name a .safetensors file or an existing folder")
     require_folder(out)
 
 
 def _path(files: "Staged", out: Path, pruned: "Pruned") -> Path:
-    """`--out` itself, or a name in that folder."""
+    """`--out` itself, or a file in that folder."""
     if out.suffix == ".safetensors" and not out.is_dir():
         return out
     files.folder(out)
@@ -183,9 +190,10 @@ def _path(files: "Staged", out: Path, pruned: "Pruned") -> Path:
 def _write(
     files: "Staged", pruned: "Pruned", path: Path, onnx: bool, batch: int | None
 ) -> dict[str, Any]:
-    """Save one network, and note what it came to."""
+    """Save one network; returns its row of the results."""
     from legr_cli.deploy.export import OPSET, export
-    from legr_cli.models.network import with_command, write_network
+    from legr_cli.models.card import with_command
+    from legr_cli.models.network import write_network
 
     temporary = files.file(path)
     network = replace(pruned.network, notes=with_command(pruned.network.notes, command_line()))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from legr_cli.settings import Prune
 
 
-def shown(
+def show_pruned(
     analysis: "Analysis",
     settings: "Prune",
     ranking: "Ranking",
@@ -31,7 +31,7 @@ def shown(
             "params": analysis.params,
             "sha256": analysis.sha256,
         }
-        output.emit(
+        output.print_json(
             {
                 "legr": __version__,
                 "dense": whole,
@@ -42,7 +42,8 @@ def shown(
         )
         return
     size = "x".join(map(str, analysis.network.input_shape))
-    dense = f"{output.count(analysis.flops)}FLOPs, {output.count(analysis.params)} parameters"
+    flops, params = output.format_count(analysis.flops), output.format_count(analysis.params)
+    dense = f"{flops}FLOPs, {params} parameters"
     screen = output.console()
     timed = any("latency" in row for row in rows)
     more = ("ms", "share") if timed else ()
@@ -51,22 +52,22 @@ def shown(
     for target, row in zip(settings.targets, rows, strict=True):
         table.add_row(
             str(target),
-            output.count(row["flops"]),
+            output.format_count(row["flops"]),
             f"{row['flops_share']:.2%}",
-            output.count(row["params"]),
+            output.format_count(row["params"]),
             f"{row['params_share']:.1%}",
-            f"{output.count(row['bytes'])}B",
+            f"{output.format_count(row['bytes'])}B",
             f"{row['seconds']:.1f}",
             *(_latency(row.get("latency")) if timed else ()),
-            output.bar([kept / of for kept, of in row["layers"].values()], screen.width - 60),
+            output.sparkline([kept / of for kept, of in row["layers"].values()], screen.width - 60),
         )
-    output.put(screen, table)
+    output.print_table(screen, table)
     for note in notes:
         screen.print(note, style="dim")
     for row in rows:
-        output.line(row["file"])
+        output.print_result(row["file"])
         if "onnx" in row:
-            output.line(row["onnx"]["file"])
+            output.print_result(row["onnx"]["file"])
 
 
 def _below(target: float, row: dict[str, Any]) -> float:

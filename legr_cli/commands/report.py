@@ -9,7 +9,7 @@ from legr_cli.errors import OutputError, ReportError
 
 if TYPE_CHECKING:
     from legr_cli.files import Staged
-    from legr_cli.report.collect import Facts
+    from legr_cli.report.records import ReportData
 
 _PICTURES = "Pictures for papers and slides"
 
@@ -73,12 +73,12 @@ def report(
     from legr_cli.report.page import page
 
     _check(out, png, svg, animate)
-    facts = collect(paths)
+    data = collect(paths)
     with staged() as files:
-        files.file(out).write_text(page(facts, out.parent), encoding="utf-8")
-        made = [out, *_pictures(files, facts, {"png": png, "svg": svg}, animate)]
+        files.file(out).write_text(page(data, out.parent), encoding="utf-8")
+        made = [out, *_pictures(files, data, {"png": png, "svg": svg}, animate)]
     for path in made:
-        output.line(str(path))
+        output.print_result(str(path))
 
 
 def _check(out: Path, png: Path | None, svg: Path | None, animate: Path | None) -> None:
@@ -98,13 +98,13 @@ def _check(out: Path, png: Path | None, svg: Path | None, animate: Path | None) 
 
 
 def _pictures(
-    files: "Staged", facts: "Facts", folders: dict[str, Path | None], animation: Path | None
+    files: "Staged", data: "ReportData", folders: dict[str, Path | None], animation: Path | None
 ) -> list[Path]:
     """The pictures that were asked for."""
-    from legr_cli.report.charts import bars, grids, plots
-    from legr_cli.report.figures import animate, save_bars, save_grid, save_plot
+    from legr_cli.report.charts import bar_charts, heatmaps, plots
+    from legr_cli.report.figures import animate, save_bars, save_heatmap, save_plot
 
-    made, drawn = [], plots(facts)
+    made, drawn = [], plots(data)
     for kind, folder in folders.items():
         if folder is None:
             continue
@@ -112,12 +112,12 @@ def _pictures(
         for plot in drawn:
             made.append(folder / f"{plot.key}.{kind}")
             save_plot(plot, files.file(made[-1]), kind)
-        for found in bars(facts):
-            made.append(folder / f"{found.key}.{kind}")
-            save_bars(found, files.file(made[-1]), kind)
-        for tiles in grids(facts):
-            made.append(folder / f"{tiles.key}.{kind}")
-            save_grid(tiles, files.file(made[-1]), kind)
+        for chart in bar_charts(data):
+            made.append(folder / f"{chart.key}.{kind}")
+            save_bars(chart, files.file(made[-1]), kind)
+        for heatmap in heatmaps(data):
+            made.append(folder / f"{heatmap.key}.{kind}")
+            save_heatmap(heatmap, files.file(made[-1]), kind)
     if animation is not None:
         searches = [plot for plot in drawn if plot.key.startswith("search-")]
         if not searches:

@@ -195,7 +195,8 @@ def _mismatch(name: str, own: StateDict, weights: StateDict, arch: Arch, path: s
     return text + (
         f"; for {has[0]} classes pass --classes {has[0]}"
         if head
-        else "; pass the --arch it was trained as"
+        else "; pass the --arch it was trained as, or, if legr pruned it, load the pruned "
+        ".safetensors, load_state_dict these weights into it, and legr_cli.save it"
     )
 
 
@@ -205,9 +206,14 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """sha256 of a network's weights: names, shapes, types and bytes, in order of name."""
+    """sha256 of a network's weights in single precision, in order of name.
+
+    Names, shapes, types and bytes count; `.float()` before or after makes no difference.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
+        if tensor.is_floating_point():
+            tensor = tensor.float()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         digest.update(raw.numpy())

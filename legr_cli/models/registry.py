@@ -42,6 +42,7 @@ class Arch:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     classes: int | None = None
+    factory: Callable[..., nn.Module] | None = field(default=None, compare=False, repr=False)
 
     @property
     def own(self) -> bool:
@@ -50,6 +51,20 @@ class Arch:
 
     def __str__(self) -> str:
         return ",".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
+
+
+def as_arch(arch: Any, classes: int | None = None) -> Arch:
+    """An architecture from its name or from the function that builds it."""
+    if isinstance(arch, str):
+        return parse_arch(arch, classes)
+    if not callable(arch) or isinstance(arch, nn.Module):
+        raise ModelError(
+            f"arch must be a name or a function that returns the network, got {type(arch).__name__}"
+        )
+    module, name = getattr(arch, "__module__", None), getattr(arch, "__qualname__", None)
+    if module == "__main__" and (file := getattr(sys.modules["__main__"], "__file__", None)):
+        module = Path(file).stem  # the name under which other programs import this script
+    return Arch(f"{module}:{name or type(arch).__name__}", {}, classes, arch)
 
 
 def parse_arch(text: str, classes: int | None = None) -> Arch:
@@ -133,6 +148,8 @@ def _check_options(arch: Arch) -> None:
 def _factory(arch: Arch) -> Callable[..., Any]:
     """The function that builds a network of this name."""
     name = arch.name
+    if arch.factory is not None:
+        return arch.factory
     if name in _OURS:
         return _OURS[name]
     if name in torchvision_names():

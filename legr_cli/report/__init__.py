@@ -1,1 +1,1 @@
-"""Figures and pages made from results."""
+"""Charts and the HTML page, built from result files."""

@@ -1,39 +1,50 @@
-"""What a report draws, as plain data: points by series, and shares by layer."""
+"""The charts of a report as plain data, for the page (SVG) and for image files alike."""
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
-from legr_cli.deploy.bench import fitted_slope, points
-from legr_cli.report.collect import Comparison, Facts, Line, Net, Search, device_of, row_of
+from legr_cli.baselines.summary import MethodSummary
+from legr_cli.deploy.bench import fitted_slope
+from legr_cli.report.records import (
+    BenchRecord,
+    Comparison,
+    NetworkRecord,
+    ReportData,
+    SearchRecord,
+)
 from legr_cli.targets import percents
+
+FLOPS_AXIS, ACCURACY_AXIS = "FLOPs, % of dense", "test accuracy, %"
+Numbered = list[tuple[int, NetworkRecord]]  # networks with their row numbers in the table
 
 
 @dataclass(frozen=True)
-class Dot:
-    """A point; `net` is the number of its row in the table."""
+class DataPoint:
+    """A point of a series; `row` is the number of its network in the table, if it has one."""
 
     x: float
     y: float
     label: str
-    net: int | None = None
-    spread: float = 0.0  # how far it may be off, up and down
+    row: int | None = None
+    error: float = 0.0  # half the height of its error bar
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one kind, joined by a line or not."""
+    """Points of one colour."""
 
     name: str
-    dots: list[Dot]
-    joined: bool = True
-    marked: bool = True  # points are shown
+    points: list[DataPoint]
+    line: bool = True  # connect the points
+    markers: bool = True  # show the points
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture with two axes."""
+    """A chart with two axes."""
 
-    key: str  # for file names
+    key: str  # stem of its image file
     title: str
     x: str
     y: str
@@ -42,225 +53,230 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Heatmap:
     """Shares by row and column: channels kept by network and layer."""
 
     key: str
     title: str
     columns: list[str]
-    rows: list[tuple[str, int, list[float]]]  # label, number of the network, a share a column
+    rows: list[tuple[str, int, list[float]]]  # label, number in the table, a share per column
 
 
 @dataclass(frozen=True)
-class Bars:
-    """A bar for each row, made of parts that lie end to end."""
+class BarChart:
+    """Stacked horizontal bars."""
 
     key: str
     title: str
     x: str
     parts: list[str]
-    rows: list[tuple[str, list[float]]]
+    rows: list[tuple[str, list[float]]]  # label, a length per part
     note: str = ""
 
 
-def plots(facts: Facts) -> list[Plot]:
-    """All pictures that there are facts for."""
-    compared = [plot for found in facts.comparisons for plot in _compared(found)]
-    made = compared or [_accuracy_by_flops(facts.nets)]
-    made += _accuracy_by_latency(facts)
-    made.append(latency_by_flops(facts.benches, facts.nets))
-    for search in facts.searches:
-        made += [_progress(search), *_rows(search)]
-    return [plot for plot in made if any(series.dots for series in plot.series)]
+def plots(data: ReportData) -> list[Plot]:
+    """All plots that the data has points for."""
+    made = [plot for comparison in data.comparisons for plot in _method_curves(comparison)]
+    made = made or [_accuracy_by_flops(data.networks)]
+    made += _accuracy_by_latency(data)
+    made.append(latency_by_flops(data.benches, data.networks))
+    for search in data.searches:
+        made += [_search_progress(search), *_layer_parameters(search)]
+    return [plot for plot in made if any(series.points for series in plot.series)]
 
 
-def bars(facts: Facts) -> list[Bars]:
-    """What every method cost, as shares of LeGR's whole cost, or in seconds without it."""
+def bar_charts(data: ReportData) -> list[BarChart]:
+    """Cost of every method relative to LeGR's total, or in seconds if LeGR was not compared."""
     made = []
-    for found in facts.comparisons:
-        legr = next((own for own in found.summarize if own.method == "legr"), None)
-        unit = (legr.pruning.seconds + legr.tuning.seconds) if legr else 0.0
+    for comparison in data.comparisons:
+        summaries = comparison.summaries
+        legr = next((summary for summary in summaries if summary.method == "legr"), None)
+        unit = legr.total_seconds if legr else 0.0
         rows = [
-            (own.method, [s.seconds / (unit or 1.0) for s in (own.pruning, own.tuning)])
-            for own in found.summarize
+            (s.method, [effort.seconds / (unit or 1.0) for effort in (s.pruning, s.tuning)])
+            for s in summaries
         ]
-        targets = len({row["target"] for row in found.data["rows"]})
+        targets = len({row.target for row in comparison.rows})
         made.append(
-            Bars(
-                f"cost-{found.name}",
-                f"Cost of {targets} networks of {found.data['arch']}",
-                "times LeGR's" if unit else "seconds",
+            BarChart(
+                f"cost-{comparison.name}",
+                f"Cost of {targets} networks of {comparison.arch}",
+                "relative to LeGR" if unit else "seconds",
                 ["pruning", "tuning"],
                 rows,
-                "pruning: to find out what to remove; tuning: to train what is left. "
-                "Seconds of one seed",
+                "Wall-clock time of one seed. Pruning: deciding what to remove; "
+                "tuning: training the pruned networks.",
             )
         )
     return made
 
 
-def _compared(found: Comparison) -> list[Plot]:
-    """Accuracy by FLOPs and method, means over seeds: after tuning, and before."""
-    dense = 100 * found.data["dense"]["accuracy"]
+def _method_curves(comparison: Comparison) -> list[Plot]:
+    """Accuracy by FLOPs of each method, averaged over seeds: after fine-tuning and before."""
+    seeds = len({row.seed for row in comparison.rows})
+    note = f"Mean of {seeds} seeds; error bars: one standard deviation." if seeds > 1 else ""
     made = []
-    for key, title, mark in (
-        ("accuracy", "Accuracy by FLOPs", "compare"),
-        ("before", "Accuracy before tuning", "compare-before"),
+    for prefix, title, tuned in (
+        ("compare", "Accuracy by FLOPs", True),
+        ("compare-before", "Accuracy before fine-tuning", False),
     ):
-        series = []
-        for own in found.summarize:
-            dots = [
-                Dot(
-                    100 * point.share,
-                    100 * getattr(point, key),
-                    f"{own.method} {point.share:.0%}",
-                    spread=100 * (point.deviation or 0.0) if key == "accuracy" else 0.0,
-                )
-                for point in own.points.values()
-            ]
-            dots.append(Dot(100, dense, "dense"))
-            series.append(Series(own.method, sorted(dots, key=lambda dot: dot.x)))
-        seeds = len({row["seed"] for row in found.data["rows"]})
-        made.append(
-            Plot(
-                f"{mark}-{found.name}",
-                f"{title}: {found.data['arch']}",
-                "FLOPs, % of dense",
-                "test accuracy, %",
-                series,
-                f"means of {seeds} seeds; bars: one deviation" if seeds > 1 else "one seed",
-            )
-        )
-    return made
-
-
-def grids(facts: Facts) -> list[Grid]:
-    """Where filters went: channels kept by layer, for the networks of each architecture."""
-    by_layers: dict[tuple[str, ...], list[tuple[int, Net]]] = {}
-    for i, net in enumerate(facts.nets):
-        if net.widths:
-            by_layers.setdefault(tuple(net.widths), []).append((i, net))
-    made = []
-    for number, (columns, nets) in enumerate(by_layers.items(), 1):
-        rows = [(net.short, i, [kept / of for kept, of in net.widths.values()]) for i, net in nets]
-        several = f" of {nets[0][1].arch}" if len(by_layers) > 1 else ""
-        key = "channels" if number == 1 else f"channels-{number}"
-        made.append(Grid(key, f"Channels kept{several}, by layer", list(columns), rows))
-    return made
-
-
-def _by_method(nets: list[Net]) -> dict[str, list[tuple[int, Net]]]:
-    """Networks with their numbers, by method; the dense one ends every line."""
-    dense = [(i, net) for i, net in enumerate(nets) if net.method == "dense"]
-    found: dict[str, list[tuple[int, Net]]] = {}
-    for i, net in enumerate(nets):
-        if net.method != "dense":
-            found.setdefault(net.prefix + net.method, []).append((i, net))
-    for line in found.values():
-        line += [(i, net) for i, net in dense if net.arch == line[0][1].arch]
-    return found or {"dense": dense}
-
-
-def _accuracy_by_flops(nets: list[Net]) -> Plot:
-    """The trade-off curve."""
-    series = []
-    for method, line in _by_method(nets).items():
-        dots = [
-            Dot(100 * net.share, 100 * net.accuracy, net.label, i)
-            for i, net in line
-            if net.share is not None and net.accuracy is not None
+        series = [
+            _method_series(summary, comparison.dense_accuracy, tuned)
+            for summary in comparison.summaries
         ]
-        series.append(Series(method, sorted(dots, key=lambda dot: dot.x)))
-    return Plot(
-        "accuracy-flops", "Accuracy by FLOPs", "FLOPs, % of dense", "test accuracy, %", series
-    )
-
-
-def _accuracy_by_latency(facts: Facts) -> list[Plot]:
-    """The same by milliseconds, a picture a device."""
-    made = []
-    for number, device in enumerate(dict.fromkeys(map(device_of, facts.benches)), 1):
-        series = []
-        for method, line in _by_method(facts.nets).items():
-            dots = [
-                Dot(latency.ms, 100 * net.accuracy, net.label, i)
-                for i, net in line
-                for latency in net.latencies
-                if latency.device == device and net.accuracy is not None
-            ]
-            series.append(Series(method, sorted(dots, key=lambda dot: dot.x)))
         made.append(
             Plot(
-                f"accuracy-latency-{number}",
-                f"Accuracy by latency on {device}",
-                "latency, ms",
-                "test accuracy, %",
+                f"{prefix}-{comparison.name}",
+                f"{title}: {comparison.arch}",
+                FLOPS_AXIS,
+                ACCURACY_AXIS,
                 series,
+                note or "One seed.",
             )
         )
     return made
 
 
-def latency_by_flops(benches: list[Line], nets: list[Net]) -> Plot:
-    """Latency against FLOPs with its line, a series a device (the paper's figure 8)."""
+def _method_series(summary: MethodSummary, dense_accuracy: float, tuned: bool) -> Series:
+    """One method's curve, which ends at the dense network."""
+    points = [
+        DataPoint(
+            100 * target.share,
+            100 * (target.accuracy if tuned else target.before),
+            f"{summary.method} {target.share:.0%}",
+            error=100 * (target.deviation or 0.0) if tuned else 0.0,
+        )
+        for target in summary.by_target.values()
+    ]
+    return _curve(summary.method, [*points, DataPoint(100, 100 * dense_accuracy, "dense")])
+
+
+def _curve(name: str, points: list[DataPoint]) -> Series:
+    """Points connected from left to right."""
+    return Series(name, sorted(points, key=lambda point: point.x))
+
+
+def heatmaps(data: ReportData) -> list[Heatmap]:
+    """Share of channels kept by layer, one heatmap per set of layers."""
+    by_layers: dict[tuple[str, ...], Numbered] = {}
+    for i, network in enumerate(data.networks):
+        if network.widths:
+            by_layers.setdefault(tuple(network.widths), []).append((i, network))
+    made = []
+    for number, (columns, networks) in enumerate(by_layers.items(), 1):
+        rows = [
+            (network.short_label, i, [kept / dense for kept, dense in network.widths.values()])
+            for i, network in networks
+        ]
+        of_arch = f" of {networks[0][1].arch}" if len(by_layers) > 1 else ""
+        key = "channels" if number == 1 else f"channels-{number}"
+        made.append(Heatmap(key, f"Channels kept{of_arch}, by layer", list(columns), rows))
+    return made
+
+
+def _by_method(networks: list[NetworkRecord]) -> dict[str, Numbered]:
+    """Networks by method; each group ends with the dense network of its architecture."""
+    dense = [(i, network) for i, network in enumerate(networks) if network.method == "dense"]
+    groups: dict[str, Numbered] = {}
+    for i, network in enumerate(networks):
+        if network.method != "dense":
+            groups.setdefault(network.prefix + network.method, []).append((i, network))
+    for group in groups.values():
+        group += [(i, network) for i, network in dense if network.arch == group[0][1].arch]
+    return groups or {"dense": dense}
+
+
+def _accuracy_by_flops(networks: list[NetworkRecord]) -> Plot:
+    """The trade-off curve of each method."""
+    series = []
+    for method, group in _by_method(networks).items():
+        points = [
+            DataPoint(100 * network.share, 100 * network.accuracy, network.label, i)
+            for i, network in group
+            if network.share is not None and network.accuracy is not None
+        ]
+        series.append(_curve(method, points))
+    return Plot("accuracy-flops", "Accuracy by FLOPs", FLOPS_AXIS, ACCURACY_AXIS, series)
+
+
+def _accuracy_by_latency(data: ReportData) -> list[Plot]:
+    """The trade-off curve by milliseconds, one plot per device."""
+    made = []
+    for number, device in enumerate(data.devices, 1):
+        series = []
+        for method, group in _by_method(data.networks).items():
+            points = [
+                DataPoint(latency.ms, 100 * network.accuracy, network.label, i)
+                for i, network in group
+                for latency in network.latencies
+                if latency.device == device and network.accuracy is not None
+            ]
+            series.append(_curve(method, points))
+        title = f"Accuracy by latency on {device}"
+        made.append(Plot(f"accuracy-latency-{number}", title, "latency, ms", ACCURACY_AXIS, series))
+    return made
+
+
+def latency_by_flops(benches: list[BenchRecord], networks: list[NetworkRecord]) -> Plot:
+    """Latency against FLOPs with a fitted line for each device (the paper's figure 8)."""
     series, slopes = [], []
     for bench in benches:
-        rows = [(row_of(net, bench), i) for i, net in enumerate(nets)]
-        numbers = {row["name"]: i for row, i in reversed(rows) if row is not None}
-        shown = list(points(bench).values())
-        dots = [Dot(100 * p.flops, 100 * p.latency, p.name, numbers.get(p.name)) for p in shown]
-        name = device_of(bench) + (f", {bench['against']}" if len(benches) > 1 else "")
-        series.append(Series(name, dots, joined=False))
-        line = fitted_slope(shown)
-        if line is not None:
-            slope, height = line
-            ends = (min(dot.x for dot in dots), max(dot.x for dot in dots))
-            fit = [Dot(x, slope * x + 100 * height, f"slope {slope:.2f}") for x in ends]
-            series.append(Series(f"slope {slope:.2f}", fit, marked=False))
-            slopes.append(f"{name}: {slope:.2f} of latency saved per FLOP saved")
-    title = "Latency by FLOPs"
+        # networks that share a bench row: the first one is linked
+        rows = [(bench.row_of(network), i) for i, network in enumerate(networks)]
+        numbers = {row.name: i for row, i in reversed(rows) if row is not None}
+        points = [
+            DataPoint(100 * p.flops, 100 * p.latency, p.name, numbers.get(p.name))
+            for p in bench.points
+        ]
+        name = bench.device + (f", {bench.baseline}" if len(benches) > 1 else "")
+        series.append(Series(name, points, line=False))
+        fit = fitted_slope(bench.points)
+        if fit is not None:
+            slope, intercept = fit
+            label = f"slope {slope:.2f}"
+            ends = (min(point.x for point in points), max(point.x for point in points))
+            line = [DataPoint(x, slope * x + 100 * intercept, label) for x in ends]
+            series.append(Series(label, line, markers=False))
+            slopes.append(f"{name}: 1 % fewer FLOPs cut latency by {slope:.2f} %")
     return Plot(
         "latency-flops",
-        title,
-        "FLOPs, % of dense",
+        "Latency by FLOPs",
+        FLOPS_AXIS,
         "latency, % of dense",
         series,
         "; ".join(slopes),
     )
 
 
-def _progress(search: Search) -> Plot:
-    """What candidates reached, and the best so far."""
-    dots, best, reached = [], [], -math.inf
-    for i, line in enumerate(search.candidates, 1):
-        accuracy = 100 * line["accuracy"]
-        dots.append(Dot(i, accuracy, f"candidate {i}"))
-        reached = max(reached, accuracy)
-        best.append(Dot(i, reached, f"best of the first {i}"))
-    settings = search.ranking.get("settings")
-    at = settings.get("flops") if isinstance(settings, dict) else None
-    shares = [share for share in (at if isinstance(at, list) else [at]) if isinstance(share, float)]
+def _search_progress(search: SearchRecord) -> Plot:
+    """The accuracy of every candidate, and the best so far."""
+    accuracies = [100 * accuracy for accuracy in search.candidates]
+    points = [DataPoint(i, y, f"candidate {i}") for i, y in enumerate(accuracies, 1)]
+    best = [
+        DataPoint(i, y, f"best of the first {i}")
+        for i, y in enumerate(accumulate(accuracies, max), 1)
+    ]
+    shares = search.shares
     return Plot(
         f"search-{search.file.stem}",
         f"Search for {search.file.name}",
         "candidate",
         "validation accuracy, %",
-        [Series("candidates", dots, joined=False), Series("best so far", best, marked=False)],
-        f"compared at {percents(shares)} of the FLOPs" if shares else "",
+        [Series("candidates", points, line=False), Series("best so far", best, markers=False)],
+        f"Candidates are compared at {percents(shares)} of the dense FLOPs." if shares else "",
     )
 
 
-def _rows(search: Search) -> list[Plot]:
-    """α and κ by layer, if it has them."""
-    layers = [row for row in search.ranking["layers"] if "scores" not in row]
+def _layer_parameters(search: SearchRecord) -> list[Plot]:
+    """α and κ by layer; no points if the ranking has none."""
     alpha = [
-        Dot(i, math.log10(row["alpha"]), f"{row['name']}: α = {row['alpha']:.3g}")
-        for i, row in enumerate(layers, 1)
-        if row["alpha"] > 0
+        DataPoint(i, math.log10(layer.alpha), f"{layer.name}: α = {layer.alpha:.3g}")
+        for i, layer in enumerate(search.layers, 1)
+        if layer.alpha > 0
     ]
     kappa = [
-        Dot(i, row["kappa"], f"{row['name']}: κ = {row['kappa']:.3g}")
-        for i, row in enumerate(layers, 1)
+        DataPoint(i, layer.kappa, f"{layer.name}: κ = {layer.kappa:.3g}")
+        for i, layer in enumerate(search.layers, 1)
     ]
     name = search.file.stem
     return [

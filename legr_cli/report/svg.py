@@ -1,130 +1,133 @@
-"""Plots and grids as SVG for a page: no colours of their own, which the page's style gives."""
+"""Charts as SVG for the page, whose style sheet supplies the colours."""
 
 import math
 from collections.abc import Callable
 from html import escape
 
-from legr_cli.report.charts import Bars, Grid, Plot, Series
+from legr_cli.report.charts import BarChart, Heatmap, Plot, Series
 
-WIDE, HIGH = 440, 278
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 48  # what is left for the axes
-CELL, LABEL = 18, 110
+WIDTH, HEIGHT = 440, 278
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 48  # margins, which hold the axes' labels
+ROW_HEIGHT, LABEL_WIDTH = 18, 110
 COLOURS = 9
 
-Place = Callable[[float, float], tuple[float, float]]  # of a point in the picture
+ToPixels = Callable[[float, float], tuple[float, float]]  # data coordinates to SVG coordinates
 
 
-def drawn(plot: Plot) -> str:
-    """A plot; its points tell what they are, and the number of their network."""
-    dots = [dot for series in plot.series for dot in series.dots]
-    xs = _ticks([dot.x for dot in dots])
-    ys = _ticks([dot.y + off for dot in dots for off in (-dot.spread, dot.spread)])
+def plot_svg(plot: Plot) -> str:
+    """A plot; each point has a tooltip and the row number of its network."""
+    points = [point for series in plot.series for point in series.points]
+    xs = _ticks([point.x for point in points])
+    ys = _ticks([point.y + sign * point.error for point in points for sign in (-1, 1)])
 
-    def at(x: float, y: float) -> tuple[float, float]:
-        across = (x - xs[0]) / (xs[-1] - xs[0]) * (WIDE - LEFT - RIGHT)
-        up = (y - ys[0]) / (ys[-1] - ys[0]) * (HIGH - TOP - BOTTOM)
-        return round(LEFT + across, 1), round(HIGH - BOTTOM - up, 1)
+    # x grows from the left margin; y grows upwards, while SVG counts from the top
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
+        right = (x - xs[0]) / (xs[-1] - xs[0]) * (WIDTH - LEFT - RIGHT)
+        up = (y - ys[0]) / (ys[-1] - ys[0]) * (HEIGHT - TOP - BOTTOM)
+        return round(LEFT + right, 1), round(HEIGHT - BOTTOM - up, 1)
 
     parts = []
     for x in xs:
-        left, bottom = at(x, ys[0])
-        parts += [_rule(left, left, TOP, bottom), _word(left, bottom + 19, _text(x))]
+        left, bottom = to_pixels(x, ys[0])
+        parts += [_grid_line(left, left, TOP, bottom), _label(left, bottom + 19, _number(x))]
     for y in ys:
-        left, bottom = at(xs[0], y)
-        parts.append(_rule(left, WIDE - RIGHT, bottom, bottom))
-        parts.append(_word(left - 5, bottom + 4, _text(y), "end"))
-    parts.append(_word((LEFT + WIDE - RIGHT) / 2, HIGH - 6, plot.x))
-    height = (TOP + HIGH - BOTTOM) / 2
-    parts.append(f'<g transform="rotate(-90 12 {height})">{_word(12, height, plot.y)}</g>')
+        left, bottom = to_pixels(xs[0], y)
+        parts.append(_grid_line(left, WIDTH - RIGHT, bottom, bottom))
+        parts.append(_label(left - 5, bottom + 4, _number(y), "end"))
+    parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, plot.x))
+    height = (TOP + HEIGHT - BOTTOM) / 2
+    parts.append(f'<g transform="rotate(-90 12 {height})">{_label(12, height, plot.y)}</g>')
     for number, series in enumerate(plot.series):
-        parts += _series(series, number, at)
-    return _svg(WIDE, HIGH, plot.title, parts)
+        parts += _series(series, number, to_pixels)
+    return _svg(WIDTH, HEIGHT, plot.title, parts)
 
 
-def _series(series: Series, number: int, at: Place) -> list[str]:
-    """A line and its points."""
-    places = [at(dot.x, dot.y) for dot in series.dots]
+def _series(series: Series, number: int, to_pixels: ToPixels) -> list[str]:
+    """A line, error bars and points."""
+    places = [to_pixels(point.x, point.y) for point in series.points]
     parts = []
-    if series.joined and len(places) > 1:
+    if series.line and len(places) > 1:
         path = " ".join(f"{x},{y}" for x, y in places)
         parts.append(f'<polyline class="s{number % COLOURS}" points="{path}"/>')
-    for dot in series.dots:
-        if dot.spread:
-            (x, low), (_, high) = at(dot.x, dot.y - dot.spread), at(dot.x, dot.y + dot.spread)
+    for point in series.points:
+        if point.error:
+            x, low = to_pixels(point.x, point.y - point.error)
+            _, high = to_pixels(point.x, point.y + point.error)
             parts.append(f'<polyline class="s{number % COLOURS}" points="{x},{low} {x},{high}"/>')
-    if series.marked:
-        for (x, y), dot in zip(places, series.dots, strict=True):
-            net = "" if dot.net is None else f' data-net="{dot.net}" tabindex="0"'
-            tip = f"{series.name}: {dot.label} ({_text(dot.x)}, {_text(dot.y)})"
+    if series.markers:
+        for (x, y), point in zip(places, series.points, strict=True):
+            row = "" if point.row is None else f' data-net="{point.row}" tabindex="0"'
+            tooltip = f"{series.name}: {point.label} ({_number(point.x)}, {_number(point.y)})"
             parts.append(
-                f'<circle class="s{number % COLOURS}" cx="{x}" cy="{y}" r="4"{net}>'
-                f"<title>{escape(tip)}</title></circle>"
+                f'<circle class="s{number % COLOURS}" cx="{x}" cy="{y}" r="4"{row}>'
+                f"<title>{escape(tooltip)}</title></circle>"
             )
     return parts
 
 
-def stacked(bars: Bars) -> str:
-    """Bars from the left, and what each comes to at its end."""
-    most = max((sum(values) for _, values in bars.rows), default=0.0) or 1.0
-    scale = (WIDE - LABEL - 60) / most
+def bars_svg(bars: BarChart) -> str:
+    """Stacked horizontal bars, each with its total at the end."""
+    longest = max((sum(values) for _, values in bars.rows), default=0.0) or 1.0
+    scale = (WIDTH - LABEL_WIDTH - 60) / longest
     parts = []
     for row, (label, values) in enumerate(bars.rows):
-        top, left = row * CELL, float(LABEL)
-        parts.append(_word(LABEL - 6, top + 13, label, "end"))
+        top, left = row * ROW_HEIGHT, float(LABEL_WIDTH)
+        parts.append(_label(LABEL_WIDTH - 6, top + 13, label, "end"))
         for number, (name, value) in enumerate(zip(bars.parts, values, strict=True)):
-            tip = f"{label}, {name}: {_text(value)} {bars.x}"
+            tooltip = f"{label}, {name}: {_number(value)} {bars.x}"
             parts.append(
                 f'<rect class="s{number}" x="{left:.1f}" y="{top + 2}" width="{value * scale:.1f}" '
-                f'height="{CELL - 4}"><title>{escape(tip)}</title></rect>'
+                f'height="{ROW_HEIGHT - 4}"><title>{escape(tooltip)}</title></rect>'
             )
             left += value * scale
-        parts.append(_word(round(left + 5, 1), top + 13, f"{sum(values):.3g}", "start"))
-    high = len(bars.rows) * CELL + 20
-    parts.append(_word((LABEL + WIDE - 60) / 2, high - 4, bars.x))
-    return _svg(WIDE, high, bars.title, parts)
+        parts.append(_label(round(left + 5, 1), top + 13, f"{sum(values):.3g}", "start"))
+    height = len(bars.rows) * ROW_HEIGHT + 20
+    parts.append(_label((LABEL_WIDTH + WIDTH - 60) / 2, height - 4, bars.x))
+    return _svg(WIDTH, height, bars.title, parts)
 
 
-def tiled(grid: Grid) -> str:
-    """A grid: the darker, the more channels are kept."""
-    width = max(CELL, min(60, (2 * WIDE - LABEL) // len(grid.columns)))
+def heatmap_svg(heatmap: Heatmap) -> str:
+    """A heatmap: the darker a cell, the more channels are kept."""
+    width = max(ROW_HEIGHT, min(60, (2 * WIDTH - LABEL_WIDTH) // len(heatmap.columns)))
     parts = []
-    for row, (label, net, shares) in enumerate(grid.rows):
-        top = row * CELL
-        parts.append(_word(LABEL - 6, top + 13, label, "end"))
+    for row, (label, net, shares) in enumerate(heatmap.rows):
+        top = row * ROW_HEIGHT
+        parts.append(_label(LABEL_WIDTH - 6, top + 13, label, "end"))
         for column, share in enumerate(shares):
-            tip = f"{grid.columns[column]}: {share:.0%} kept at {label}"
+            tooltip = f"{heatmap.columns[column]}: {share:.0%} kept at {label}"
+            opacity = 0.06 + 0.94 * share  # an empty cell stays visible
             parts.append(
-                f'<rect class="cell" data-net="{net}" x="{LABEL + column * width}" y="{top}" '
-                f'width="{width - 1}" height="{CELL - 1}" fill-opacity="{0.06 + 0.94 * share:.2f}">'
-                f"<title>{escape(tip)}</title></rect>"
+                f'<rect class="cell" data-net="{net}" x="{LABEL_WIDTH + column * width}" y="{top}" '
+                f'width="{width - 1}" height="{ROW_HEIGHT - 1}" fill-opacity="{opacity:.2f}">'
+                f"<title>{escape(tooltip)}</title></rect>"
             )
-    high = len(grid.rows) * CELL + 18
-    middle = LABEL + len(grid.columns) * width / 2
-    parts.append(_word(middle, high - 4, f"layer 1 to {len(grid.columns)}"))
-    return _svg(LABEL + len(grid.columns) * width, high, grid.title, parts)
+    height = len(heatmap.rows) * ROW_HEIGHT + 18
+    middle = LABEL_WIDTH + len(heatmap.columns) * width / 2
+    parts.append(_label(middle, height - 4, f"layer 1 to {len(heatmap.columns)}"))
+    return _svg(LABEL_WIDTH + len(heatmap.columns) * width, height, heatmap.title, parts)
 
 
-def _rule(left: float, right: float, top: float, bottom: float) -> str:
+def _grid_line(left: float, right: float, top: float, bottom: float) -> str:
     """A line of the grid behind a plot."""
     return f'<line class="grid" x1="{left}" x2="{right}" y1="{top}" y2="{bottom}"/>'
 
 
-def _word(x: float, y: float, text: str, anchor: str = "middle") -> str:
-    """A label."""
+def _label(x: float, y: float, text: str, anchor: str = "middle") -> str:
+    """A text label."""
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(wide: float, high: float, title: str, parts: list[str]) -> str:
-    """A picture that is as wide as its place."""
-    inside = "\n".join(parts)
+def _svg(width: float, height: float, title: str, parts: list[str]) -> str:
+    """The SVG element, which scales to the width of its container."""
+    inside, label = "\n".join(parts), escape(title, quote=True)
     return (
-        f'<svg viewBox="0 0 {wide:g} {high:g}" role="img" aria-label="{escape(title, quote=True)}">'
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{label}">'
         f"\n{inside}\n</svg>"
     )
 
 
 def _ticks(values: list[float]) -> list[float]:
-    """Four to eight round numbers around values, evenly apart."""
+    """Four to eight evenly spaced round numbers that enclose the values."""
     low, high = min(values), max(values)
     if high - low < 1e-9:
         low, high = low - 0.5, high + 0.5
@@ -135,6 +138,6 @@ def _ticks(values: list[float]) -> list[float]:
     return [i * step for i in range(first, max(last, first + 1) + 1)]
 
 
-def _text(number: float) -> str:
-    """A number without what rounding left behind."""
+def _number(number: float) -> str:
+    """A number without floating-point residue."""
     return f"{round(number, 10):.4g}"

@@ -19,7 +19,9 @@ from legr_cli.channels import apply, couple
 from legr_cli.data.batches import Batch, Serving, endless, in_order, shuffled
 from legr_cli.data.dataset import Feed, Part
 from legr_cli.errors import LegrError, SearchError
-from legr_cli.models.network import Channels, Network, kept_units, open_network, write_network
+from legr_cli.models.card import Channels
+from legr_cli.models.kept import kept_units
+from legr_cli.models.network import Network, open_network, write_network
 from legr_cli.settings import Search
 from legr_cli.training.devices import choose, half_precision, seeded
 from legr_cli.training.loop import Score, Trainer, evaluate, recalibrate, sgd, train

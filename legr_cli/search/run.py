@@ -20,7 +20,7 @@ import torch
 from legr_cli.channels.units import Kept
 from legr_cli.errors import BudgetError, LegrError, SearchError, first_line
 from legr_cli.journal import Journal, Line
-from legr_cli.models.network import kept_channels
+from legr_cli.models.kept import kept_channels
 from legr_cli.pruning import Analysis, plans
 from legr_cli.ranking import Ranking, affine, level, spread
 from legr_cli.search.evolution import Candidate, Evolution, Explorer, Fitness, Genes

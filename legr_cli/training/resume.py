@@ -27,8 +27,9 @@ from legr_cli.journal import (
     journal,
     read_header,
 )
+from legr_cli.models.card import read_notes
 from legr_cli.models.checkpoints import read_safetensors, write_weights
-from legr_cli.models.network import Network, read_notes, write_network
+from legr_cli.models.network import Network, write_network
 
 FORMAT, VERSION = "legr-training", 1
 _KEY = "legr"

@@ -11,7 +11,7 @@ from digits_net import dropping, normless
 from running import await_lines, fails, legr, runner, spawn
 
 from legr_cli.baselines.methods import METHODS
-from legr_cli.baselines.summary import summarize
+from legr_cli.baselines.summary import ComparisonRow, summarize
 from legr_cli.cli import app
 from legr_cli.models.card import read_card
 from legr_cli.report.collect import collect
@@ -210,12 +210,12 @@ def test_several_seeds(weights: Path, tmp_path: Path) -> None:
     rows = compared(folder)["rows"]
     assert sorted({row["seed"] for row in rows}) == [3, 4]
     data = json.loads((folder / "compare.json").read_text())
-    uniform, _ = summarize(data["rows"])
+    uniform, _ = summarize(map(ComparisonRow.from_line, data["rows"]))
     own = [row["accuracy"] for row in rows if (row["method"], row["share"]) == ("uniform", 0.7)]
-    point = uniform.points["flops70"]
+    point = uniform.by_target["flops70"]
     assert point.accuracy == pytest.approx(sum(own) / 2)
     assert point.deviation == pytest.approx(abs(own[0] - own[1]) / 2**0.5)
-    assert uniform.times == {"pruning": None, "all": None}  # there is no LeGR to compare with
+    assert uniform.relative_pruning is uniform.relative_total is None  # LeGR was not compared
 
 
 def test_what_cannot_be_done_is_told(weights: Path, tmp_path: Path) -> None:
@@ -245,21 +245,21 @@ def test_seeds_compared_one_by_one_are_reported_as_one(weights: Path, tmp_path: 
         legr("compare", weights, *NET, *args, *more, "--out", tmp_path / name)
     [whole] = collect([tmp_path / "both"]).comparisons
     [sums] = collect([tmp_path / "0", tmp_path / "1"]).comparisons
-    points = [[own.points["flops60"] for own in found.summarize] for found in (whole, sums)]
+    points = [[own.by_target["flops60"] for own in found.summaries] for found in (whole, sums)]
     assert points[0] == points[1]
     assert points[0][0].seeds == 2
-    assert len(sums.data["command"].splitlines()) == 2
+    assert len(sums.commands) == 2
     legr("report", tmp_path / "0", tmp_path / "1", "--out", tmp_path / "r.html")
     assert (tmp_path / "r.html").read_text().count("legr compare ") == 2
     legr(
         "compare", weights, *NET, *args, "--seed", 1, "--normalize", "half", "--out", tmp_path / "h"
     )
     assert len(collect([tmp_path / "0", tmp_path / "h"]).comparisons) == 2
-    assert len(collect([tmp_path / "0"]).nets) == len(
+    assert len(collect([tmp_path / "0"]).networks) == len(
         collect([tmp_path / "0", tmp_path / "1"]).nets
     )
     twice = collect([tmp_path / "both", tmp_path / "1"]).comparisons  # the same seed: no new facts
-    assert [len(found.data["rows"]) for found in twice] == [4, 2]
+    assert [len(found.rows) for found in twice] == [4, 2]
 
 
 def test_in_half_precision_at_two_shares(weights: Path, tmp_path: Path) -> None:

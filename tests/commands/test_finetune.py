@@ -375,17 +375,17 @@ from legr_cli.training.process_group import assembled
 
 torch.set_num_threads(1)
 found = {}
-with assembled("cpu") as team:
+with assembled("cpu") as group:
     for arch in ("digits_net:build", "digits_net:normless"):
         data = open_data("digits", (3, 32, 32), seed=0)
         settings = settings_of("quick", epochs=2, ema=0.9 if arch.endswith("build") else 0.0)
-        run = Run(build(Arch(arch), team.rank), data, settings, team)
+        run = Run(build(Arch(arch), group.rank), data, settings, group)
         run.agree()
         while not run.over:
             run.advance(lambda _: None)
         found[arch] = fingerprint(run.model), fingerprint(run.result), run.standing
-        torch.save(run.model.state_dict(), f"{sys.argv[1]}/{arch}.{team.size}.{team.rank}.pt")
-with open(f"{sys.argv[1]}/{team.size}.{team.rank}.json", "w") as file:
+        torch.save(run.model.state_dict(), f"{sys.argv[1]}/{arch}.{group.size}.{group.rank}.pt")
+with open(f"{sys.argv[1]}/{group.size}.{group.rank}.json", "w") as file:
     json.dump(found, file)
 """
 

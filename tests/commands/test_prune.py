@@ -111,9 +111,9 @@ def test_params_target_and_onnx(resnet20: Path, tmp_path: Path) -> None:
     args = ("--arch", "resnet20", "--params", "0.3", "--align", "1", "--onnx", "--json")
     [row] = json.loads(legr("prune", resnet20, *args, "--out", out))["pruned"]
     assert 0.29 <= row["params_share"] <= 0.3
-    setup = onnxruntime.InferenceSession(row["onnx"]["file"])
+    session = onnxruntime.InferenceSession(row["onnx"]["file"])
     x = torch.rand(3, 3, 32, 32)
-    [found] = setup.run(None, {"images": x.numpy()})
+    [found] = session.run(None, {"images": x.numpy()})
     assert np.abs(found - legr_cli.load(out)(x).detach().numpy()).max() < 1e-4
 
 

@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from legr_cli.commands import demo as story
 from legr_cli.cut import uniform_scores
 from legr_cli.models.network import open_network
-from legr_cli.report.charts import Dot, Plot, Series, grids, plots
+from legr_cli.report.charts import DataPoint, Plot, Series, heatmaps, plots
 from legr_cli.report.collect import collect
-from legr_cli.report.svg import _ticks, drawn
+from legr_cli.report.svg import _ticks, plot_svg
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 BUDGETS = (30, 60)
@@ -61,11 +61,11 @@ def test_the_demo_goes_on_and_repeats_nothing(told: Path, monkeypatch: pytest.Mo
 
 def test_the_demo_gives_what_it_promises(told: Path) -> None:
     facts = collect([told])
-    by_label = {(net.method, net.file.name): net for net in facts.nets}
+    by_label = {(net.method, net.file.name): net for net in facts.networks}
     dense = by_label["dense", "dense.safetensors"]
     assert dense.accuracy is not None
     assert dense.accuracy > 0.93
-    tuned = [net for net in facts.nets if net.accuracy is not None and net.method != "dense"]
+    tuned = [net for net in facts.networks if net.accuracy is not None and net.method != "dense"]
     assert sorted(net.method for net in tuned) == ["legr", "legr", "uniform", "uniform"]
     for net in tuned:
         assert net.accuracy > 0.85
@@ -198,14 +198,14 @@ def test_two_architectures_are_told_apart(tmp_path: Path) -> None:
         )
         legr("bench", path, *args)
     facts = collect([tmp_path])
-    assert [net.label for net in facts.nets] == [
+    assert [net.label for net in facts.networks] == [
         "resnet20 dense",
         "resnet20 norm 50%",
         "small_cifar dense",
         "small_cifar norm 50%",
     ]
-    assert all(net.latencies for net in facts.nets)
-    assert [len(tiles.rows) for tiles in grids(facts)] == [1, 1]
+    assert all(net.latencies for net in facts.networks)
+    assert [len(tiles.rows) for tiles in heatmaps(facts)] == [1, 1]
     legr("report", tmp_path, "--out", tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     assert "Channels kept of resnet20, by layer" in text
@@ -220,15 +220,15 @@ def test_bad_reports(told: Path, tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_text("")
     (tmp_path / "broken.json").write_text('{"format": "legr-ranking", "layers": [{"name": 3}]}')
     for name, words in {
-        "x.json": "no ranking and no measurement",
-        "x.txt": "no network, ranking or measurement",
+        "x.json": "is not a network, ranking, benchmark",
+        "x.txt": "is not a network, ranking, benchmark",
         "x.safetensors": "no sound safetensors file",
         "broken.json": "its layers are not what legr writes",
         "missing": "does not exist",
     }.items():
         assert words in fails("report", tmp_path / name, *out)
     (tmp_path / "empty").mkdir()
-    assert "nothing of legr's was found" in fails("report", tmp_path / "empty", *out)
+    assert "found no results of legr" in fails("report", tmp_path / "empty", *out)
     assert "ends in .html" in fails("report", told, "--out", tmp_path / "r.pdf")
     assert "ends in .gif" in fails("report", told, *out, "--animate", tmp_path / "s.mp4")
     assert "--animate needs a search" in fails(
@@ -269,13 +269,13 @@ def test_what_is_drawn(told: Path) -> None:
     curve = next(plot for plot in plots(facts) if plot.key == "accuracy-flops")
     assert [series.name for series in curve.series] == ["legr", "uniform"]
     for series in curve.series:
-        assert [dot.x for dot in series.dots] == sorted(dot.x for dot in series.dots)
-        assert series.dots[-1].x == 100
-    [tiles] = grids(facts)
+        assert [point.x for point in series.points] == sorted(point.x for point in series.points)
+        assert series.points[-1].x == 100
+    [tiles] = heatmaps(facts)
     assert tiles.columns == ["conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "linear"]
     assert len(tiles.rows) == 14
     for label, number, shares in tiles.rows:
-        kept = open_network(str(facts.nets[number].file)).kept
+        kept = open_network(str(facts.networks[number].file)).kept
         assert shares[0] == len(kept["conv1"]) / 16, label
 
 
@@ -287,8 +287,9 @@ def test_ticks_are_round_and_reach_around() -> None:
 
 def test_a_plot_places_its_points() -> None:
     """Axes from 0 to 100 on both sides: 52 … 428 across, 230 … 10 up."""
-    plot = Plot("k", "t", "x", "y", [Series("a", [Dot(0, 0, "low"), Dot(100, 100, "<high>", 3)])])
-    text = drawn(plot)
+    points = [DataPoint(0, 0, "low"), DataPoint(100, 100, "<high>", 3)]
+    plot = Plot("k", "t", "x", "y", [Series("a", points)])
+    text = plot_svg(plot)
     assert '<circle class="s0" cx="52.0" cy="230.0" r="4">' in text
     assert '<circle class="s0" cx="428.0" cy="10.0" r="4" data-net="3" tabindex="0">' in text
     assert "&lt;high&gt;" in text

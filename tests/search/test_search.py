@@ -56,8 +56,10 @@ def reach(cuts: Cuts) -> list[Outcome]:
     return made
 
 
-def pool(call: Callable[[Cuts], list[Outcome]] = reach, pool: Executor | None = None) -> WorkerPool:
-    return WorkerPool(lambda: (pool or InProcess(), call, ()))
+def worker_pool(
+    call: Callable[[Cuts], list[Outcome]] = reach, executor: Executor | None = None
+) -> WorkerPool:
+    return WorkerPool(lambda: (executor or InProcess(), call, ()))
 
 
 def run(
@@ -95,8 +97,8 @@ def test_same_answer_whatever_finishes_first(analysis: Analysis, tmp_path: Path)
                 running[0] -= 1
             return reach(cuts)
 
-        with ThreadPoolExecutor(4) as pool:
-            found = run(analysis, tmp_path / f"{seed}.jsonl", pool(late, pool), settings)
+        with ThreadPoolExecutor(4) as executor:
+            found = run(analysis, tmp_path / f"{seed}.jsonl", worker_pool(late, executor), settings)
         answers.append(rows(found))
         assert most[0] > 1
     assert answers[0] == answers[1] == answers[2]
@@ -111,8 +113,8 @@ def test_a_candidate_sees_only_results_up_to_w_before_it(
     analysis: Analysis, tmp_path: Path
 ) -> None:
     settings = replace(SETTINGS, workers=5)
-    with ThreadPoolExecutor(5) as pool:
-        run(analysis, tmp_path / "h.jsonl", pool(reach, pool), settings)
+    with ThreadPoolExecutor(5) as executor:
+        run(analysis, tmp_path / "h.jsonl", worker_pool(reach, executor), settings)
     lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()[1:]]
     parents = [(line["candidate"], line["parent"]) for line in lines if line["parent"] is not None]
     assert len(parents) > 30
@@ -126,7 +128,7 @@ def test_a_plan_is_not_tried_twice(analysis: Analysis, tmp_path: Path) -> None:
         tried.append(json.dumps(cuts))
         return reach(cuts)
 
-    found = run(analysis, tmp_path / "h.jsonl", pool(note))
+    found = run(analysis, tmp_path / "h.jsonl", worker_pool(note))
     assert len(tried) == len(set(tried)) == 60 - found.cached
     lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()[1:]]
     by_plan: dict[str, float] = {}
@@ -151,7 +153,7 @@ def test_several_shares_count_alike(analysis: Analysis, tmp_path: Path) -> None:
         seen.append([sum(map(len, channels.values())) for channels in cuts])
         return [Outcome(0.2, 1.0, 0.1, 0.05, 0.05), Outcome(0.2 + len(seen) / 100, 3.0, 1, 0.5, 0)]
 
-    found = run(analysis, tmp_path / "h.jsonl", pool(note), settings)
+    found = run(analysis, tmp_path / "h.jsonl", worker_pool(note), settings)
     assert all(smaller < larger for smaller, larger in seen)
     lines = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()[1:]]
     assert lines[0]["each"] == pytest.approx([0.2, 0.21])
@@ -183,7 +185,7 @@ class Mortal(InProcess):
 
 
 def test_a_lost_worker_costs_a_retry(analysis: Analysis, tmp_path: Path) -> None:
-    plain = run(analysis, tmp_path / "plain.jsonl", pool())
+    plain = run(analysis, tmp_path / "plain.jsonl", worker_pool())
     calls = [0]
     mortal = WorkerPool(lambda: (Mortal(calls, {3, 9, 10, 11}), reach, ()))
     assert rows(run(analysis, tmp_path / "mortal.jsonl", mortal)) == rows(plain)
@@ -198,8 +200,8 @@ def test_a_candidate_that_kills_four_workers_ends_the_search(
     with pytest.raises(SearchError, match=r"lost its worker 4 times.*--resume"):
         run(analysis, path, mortal)
     before = path.read_text()
-    plain = run(analysis, tmp_path / "plain.jsonl", pool())
-    assert rows(run(analysis, path, pool(), resume=True)) == rows(plain)
+    plain = run(analysis, tmp_path / "plain.jsonl", worker_pool())
+    assert rows(run(analysis, path, worker_pool(), resume=True)) == rows(plain)
     assert path.read_text().startswith(before)
 
 
@@ -208,38 +210,38 @@ def test_an_error_of_a_candidate_is_not_hidden(analysis: Analysis, tmp_path: Pat
         raise ZeroDivisionError("of the test")
 
     with pytest.raises(SearchError, match="candidate 0 cannot be tried: ZeroDivisionError: of the"):
-        run(analysis, tmp_path / "h.jsonl", pool(wrong))
+        run(analysis, tmp_path / "h.jsonl", worker_pool(wrong))
 
 
 def test_a_loss_that_is_no_number_ranks_last(analysis: Analysis, tmp_path: Path) -> None:
     def diverged(cuts: Cuts) -> list[Outcome]:
         return [Outcome(0.1, float("nan"), 0.1, 0.1, 0.1)]
 
-    found = run(analysis, tmp_path / "h.jsonl", pool(diverged))
+    found = run(analysis, tmp_path / "h.jsonl", worker_pool(diverged))
     assert found.best["loss"] is None
 
 
 def test_resumed_from_every_byte_it_is_the_same(analysis: Analysis, tmp_path: Path) -> None:
     settings = replace(SETTINGS, candidates=12)
     path = tmp_path / "h.jsonl"
-    wanted = rows(run(analysis, path, pool(), settings))
+    wanted = rows(run(analysis, path, worker_pool(), settings))
     whole = path.read_bytes()
     cuts = {*np.random.default_rng(0).integers(len(whole), size=40).tolist(), 0, len(whole) - 1}
     for cut in sorted(cuts):
         path.write_bytes(whole[:cut])
-        assert rows(run(analysis, path, pool(), settings, resume=True)) == wanted
+        assert rows(run(analysis, path, worker_pool(), settings, resume=True)) == wanted
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert sorted(line["candidate"] for line in lines[1:]) == list(range(12))
 
 
 def test_a_finished_search_is_not_repeated(analysis: Analysis, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
-    wanted = rows(run(analysis, path, pool()))
+    wanted = rows(run(analysis, path, worker_pool()))
 
     def never(cuts: Cuts) -> list[Outcome]:
         raise AssertionError("nothing is left to try")
 
-    assert rows(run(analysis, path, pool(never), resume=True)) == wanted
+    assert rows(run(analysis, path, worker_pool(never), resume=True)) == wanted
 
 
 def other(**changes: object) -> dict:
@@ -273,7 +275,7 @@ def test_another_search_is_not_resumed(header: dict, message: str, tmp_path: Pat
 
 def test_damage_is_named(analysis: Analysis, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
-    run(analysis, path, pool(), replace(SETTINGS, candidates=5))
+    run(analysis, path, worker_pool(), replace(SETTINGS, candidates=5))
     lines = path.read_text().splitlines(keepends=True)
     wrong = [
         {**json.loads(lines[3]), **change}
@@ -304,12 +306,12 @@ def test_damage_is_named(analysis: Analysis, tmp_path: Path) -> None:
 def test_a_changed_history_is_refused(analysis: Analysis, tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     settings = replace(SETTINGS, candidates=5)
-    run(analysis, path, pool(), settings)
+    run(analysis, path, worker_pool(), settings)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[3]["alpha"][0] += 0.5
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(SearchError, match="candidate 2 is not what its seed gives"):
-        run(analysis, path, pool(), settings, resume=True)
+        run(analysis, path, worker_pool(), settings, resume=True)
 
 
 def test_two_searches_do_not_share_a_journal(tmp_path: Path) -> None:

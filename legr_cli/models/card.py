@@ -1,0 +1,144 @@
+"""The card of a network: what it is and how it came about, as files hold it and modules carry it.
+
+A module that came from `load`, `prune` or `finetune` carries its card through `copy.deepcopy`,
+`.to(…)` and any training loop, so that `save` can write it back.
+"""
+
+import itertools
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import fx, nn
+
+from legr_cli.errors import CheckpointError, ModelError
+from legr_cli.models.checkpoints import read_header
+from legr_cli.models.registry import Arch
+
+FORMAT, VERSION = "legr-model", 1
+KEY = "legr"  # the entry of a safetensors header that holds the card
+_CARRIED = "legr_card"  # the entry of a module that holds its card
+_LARGEST_SIDE = 8192
+
+Channels = dict[str, list[int]]  # layer → its output channels, numbered as in the dense network
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a network is, apart from its weights."""
+
+    arch: Arch
+    input_shape: tuple[int, ...]
+    kept: Channels | None = None  # None: nothing was removed
+    notes: dict[str, Any] = field(default_factory=dict)  # provenance, statistics, class names
+
+    def header(self) -> str:
+        """The card as JSON, for the header of a file."""
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "arch": self.arch.name,
+                "options": self.arch.options,
+                "classes": self.arch.classes,
+                "input": list(self.input_shape),
+                "kept": self.kept,
+                "notes": self.notes,
+            }
+        )
+
+
+def parse_card(path: str, header: str) -> Card:
+    """The card in a file's header, every value checked before it is used."""
+    try:
+        data = json.loads(header)
+        if data["format"] != FORMAT or data["version"] != VERSION:
+            raise CheckpointError(
+                f"{path} has format {data['format']} {data['version']}; this legr reads "
+                f"{FORMAT} {VERSION}"
+            )
+        arch = Arch(data["arch"], dict(data["options"]), data["classes"])
+        shape = tuple(data["input"])
+        kept, notes = data["kept"], data.get("notes") or {}
+        valid = (
+            isinstance(notes, dict)
+            and isinstance(arch.name, str)
+            and isinstance(arch.classes, int | None)
+            and 2 <= len(shape) <= 4
+            and all(type(side) is int and 1 <= side <= _LARGEST_SIDE for side in shape)
+            and (kept is None or all(_is_list_of_channels(row) for row in kept.values()))
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} has a damaged header: {error!r}") from error
+    if not valid:
+        raise CheckpointError(f"{path} has a damaged header: a value has the wrong type")
+    return Card(arch, shape, kept, notes)
+
+
+def _is_list_of_channels(row: Any) -> bool:
+    """Whether these are whole numbers in strictly rising order."""
+    return (
+        isinstance(row, list)
+        and all(type(channel) is int for channel in row)
+        and all(a < b for a, b in itertools.pairwise(row))
+    )
+
+
+def read_card(path: Path) -> Card:
+    """The card of a legr file; its weights are not read."""
+    header = read_header(path)
+    if KEY not in header:
+        raise CheckpointError(f"{path} is not a network that legr wrote")
+    return parse_card(str(path), header[KEY])
+
+
+def read_notes(path: Path) -> dict[str, Any]:
+    """The notes of a legr file's card; empty for other files."""
+    header = read_header(path)
+    return dict(parse_card(str(path), header[KEY]).notes) if KEY in header else {}
+
+
+def with_command(notes: dict[str, Any], command: str) -> dict[str, Any]:
+    """Notes with one more command in the list of those that led to this network."""
+    before = notes.get("commands")
+    return {**notes, "commands": [*(before if isinstance(before, list) else []), command]}
+
+
+def attach_card(model: nn.Module, card: Card) -> nn.Module:
+    """Make a module carry its card; returns the module."""
+    if isinstance(model, fx.GraphModule):
+        model.meta[_CARRIED] = card  # the one attribute that copying a GraphModule preserves
+    else:
+        model.__dict__[_CARRIED] = card
+    return model
+
+
+def card_of(model: nn.Module) -> Card | None:
+    """The card that a module carries, if any."""
+    carried = model.meta if isinstance(model, fx.GraphModule) else model.__dict__
+    card = carried.get(_CARRIED)
+    return card if isinstance(card, Card) else None
+
+
+def unwrap(model: Any) -> nn.Module:
+    """The module inside DataParallel, DistributedDataParallel and torch.compile."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return unwrap(model.module)
+    if "_orig_mod" in model._modules:  # torch.compile
+        return unwrap(model._modules["_orig_mod"])
+    on_meta = next((n for n, t in model.state_dict().items() if getattr(t, "is_meta", False)), None)
+    if on_meta is not None:
+        raise ModelError(
+            f"'{on_meta}' is on the meta device and has no values: load the weights first, for "
+            "example with model.to_empty(device='cpu') and load_state_dict"
+        )
+    return model
+
+
+def without_results(card: Card) -> Card:
+    """The card of a network made from this one: what it reached no longer applies."""
+    stays = {key: note for key, note in card.notes.items() if key not in ("training", "latency")}
+    return replace(card, notes=stays)

@@ -1,0 +1,41 @@
+"""`legr_cli.load`: a file or a name → a module that carries its card."""
+
+from collections.abc import Callable, Sequence
+from os import PathLike, fspath
+
+from torch import nn
+
+from legr_cli.models.network import check_shape, open_network
+
+
+def load(
+    path: str | PathLike[str],
+    arch: str | Callable[..., nn.Module] | None = None,
+    *,
+    classes: int | None = None,
+    input_shape: Sequence[int] | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """Open a network: a legr file, a checkpoint, `torchvision:NAME[@WEIGHTS]` or `random:NAME`.
+
+    Args:
+        path: The file, or the name of a network.
+        arch: The architecture of a checkpoint: a name such as `"resnet56"`, `"timm:NAME"` or
+            `"module:factory"`, or the factory function itself. A legr file knows its own, but one
+            that was made from your factory needs the factory again: no file makes legr import code.
+        classes: Number of outputs, where the architecture takes another number by default.
+        input_shape: Shape of one image, such as `(3, 96, 96)`; by default the architecture's own.
+        seed: Draws the weights of `random:NAME`.
+
+    Returns:
+        The module in evaluation mode. It carries its card, so `legr_cli.save` can write it back.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, unsafe or holds another network.
+        ModelError: The architecture is unknown or cannot be built.
+
+    Example:
+        >>> dense = legr_cli.load("resnet56.th", arch="resnet56")
+    """
+    shape = None if input_shape is None else check_shape(input_shape)
+    return open_network(fspath(path), arch, classes, shape, seed).carried()

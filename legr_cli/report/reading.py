@@ -1,0 +1,206 @@
+"""Parse result files into records. Headers and JSON come from anywhere: every value is checked."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from legr_cli.baselines.summary import ComparisonRow, is_comparison
+from legr_cli.deploy.bench import points
+from legr_cli.errors import ReportError, first_line
+from legr_cli.models.card import Card
+from legr_cli.report.records import (
+    BenchRecord,
+    BenchRow,
+    Comparison,
+    LayerParameters,
+    NetworkRecord,
+    SearchRecord,
+)
+
+JsonObject = dict[str, Any]
+
+
+def read_json(path: Path) -> JsonObject:
+    """The object in a JSON file; empty if the file holds another kind of value."""
+    try:
+        return _object(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ReportError(f"{path} is not readable JSON: {first_line(error)}") from error
+
+
+def bench_record(data: JsonObject) -> BenchRecord:
+    """A bench.json that `deploy.bench.checked` has accepted."""
+    device = data["device"]
+    rows = [
+        BenchRow(
+            row["name"],
+            Path(row["file"]) if "file" in row else None,
+            row.get("arch"),
+            row.get("flops"),
+            row.get("params"),
+            row["median_ms"],
+            row["ratio"],
+        )
+        for row in data["models"]
+    ]
+    return BenchRecord(
+        str(device.get("board") or device.get("cpu") or device.get("machine") or "?"),
+        str(device.get("runtime")),
+        data["against"],
+        rows,
+        list(points(data).values()),
+        str(data.get("command", "")),
+    )
+
+
+def search_record(path: Path, data: JsonObject) -> SearchRecord:
+    """A ranking.json and its history, if that is beside it."""
+    flops = _object(data.get("settings")).get("flops")
+    shares = flops if isinstance(flops, list) else [flops]
+    return SearchRecord(
+        path,
+        _layers(path, data),
+        [share for share in shares if isinstance(share, float)],
+        _candidates(path, data),
+        str(data["command"]) if "command" in data else None,
+    )
+
+
+def _layers(path: Path, data: JsonObject) -> list[LayerParameters]:
+    """α and κ of every layer, unless the layer has a score for each filter instead."""
+    rows = data.get("layers")
+    if not isinstance(rows, list) or not all(map(_is_layer, rows)):
+        raise ReportError(
+            f"{path} is damaged: its layers are not what legr writes; learn the ranking again"
+        )
+    return [
+        LayerParameters(row["name"], row["alpha"], row["kappa"])
+        for row in rows
+        if "scores" not in row
+    ]
+
+
+def _is_layer(row: Any) -> bool:
+    """Whether a ranking's row has a name and finite numbers."""
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+        return False
+    scores = row.get("scores")
+    numbers = scores if isinstance(scores, list) else [row.get("alpha"), row.get("kappa")]
+    return all(isinstance(number, int | float) and abs(number) < 1e30 for number in numbers)
+
+
+def _candidates(path: Path, data: JsonObject) -> list[float]:
+    """Accuracies from the history beside a ranking, up to the first damaged line."""
+    history = path.parent / Path(str(data.get("history", ""))).name
+    found: list[tuple[int, float]] = []
+    if history.is_file():
+        for text in history.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+            try:
+                line = _object(json.loads(text))
+            except ValueError:
+                break
+            accuracy = _share(line.get("accuracy"))
+            if accuracy is not None:
+                found.append((_count(line.get("candidate")) or 0, accuracy))
+    found.sort(key=lambda candidate: candidate[0])
+    return [accuracy for _, accuracy in found]
+
+
+def network_record(path: Path, card: Card, peers: Iterable[Card]) -> NetworkRecord:
+    """A network from the card in its file.
+
+    A dense file does not record its own FLOPs; `peers` pruned from the same architecture do.
+    """
+    notes, dense = card.notes, _count(card.notes.get("dense_flops"))
+    if card.kept is None and dense is None:
+        costs = (_count(p.notes.get("dense_flops")) for p in peers if p.arch == card.arch)
+        dense = next(filter(None, costs), None)
+    training = _object(notes.get("training"))
+    commands = notes.get("commands")
+    versions = {"legr": notes.get("legr"), **_object(training.get("made_with"))}
+    kept, widths = card.kept or {}, _object(notes.get("dense_channels"))
+    return NetworkRecord(
+        file=path,
+        method="dense" if card.kept is None else str(notes.get("method", "legr")),
+        arch=str(card.arch),
+        flops=dense if card.kept is None else _count(_object(notes.get("flops")).get("after")),
+        dense_flops=dense,
+        params=_count(_object(notes.get("params")).get("after")),
+        accuracy=_share(_object(training.get("test")).get("accuracy")),
+        before=_share(_object(training.get("before")).get("accuracy")) if kept else None,
+        target=_share(_object(notes.get("target")).get("flops")),
+        widths={
+            name: (len(channels), _count(widths[name]) or len(channels))
+            for name, channels in kept.items()
+            if name in widths
+        },
+        commands=[str(c) for c in commands] if isinstance(commands, list) else [],
+        made_with={name: str(version) for name, version in versions.items() if version},
+    )
+
+
+def read_comparisons(paths: Iterable[Path]) -> list[Comparison]:
+    """Comparisons; files that differ only in their seeds are merged into one."""
+    groups: dict[str, list[Comparison]] = {}
+    for path in paths:
+        data = read_json(path)
+        if not is_comparison(data):
+            raise ReportError(
+                f"{path} is damaged: it is not what legr compare writes; "
+                "rerun the comparison with --resume"
+            )
+        comparison = _comparison(path, data)
+        group = groups.setdefault(_subject(data), [])
+        seeds = {row.seed for other in group for row in other.rows}
+        if any(row.seed in seeds for row in comparison.rows):
+            group = groups.setdefault(str(path), [])  # the same seed again: not a new sample
+        group.append(comparison)
+    return [_merged(group) for group in groups.values()]
+
+
+def _comparison(path: Path, data: JsonObject) -> Comparison:
+    """The record of one compare.json."""
+    return Comparison(
+        [path],
+        data["arch"],
+        data["dense"]["accuracy"],
+        [ComparisonRow.from_line(row) for row in data["rows"]],
+        [str(data["command"])] if "command" in data else [],
+    )
+
+
+def _subject(data: JsonObject) -> str:
+    """What was compared and how, without the seed."""
+    settings = {**_object(data.get("settings")), "seed": 0, "repeats": 0}
+    subject = [data.get(key) for key in ("arch", "input", "weights_sha256", "statistics")]
+    # the data's sha256 is that of a split, which depends on the seed: leave it out
+    images = _object(data.get("data"))
+    subject += [images.get(key) for key in ("kind", "classes", "images")]
+    return json.dumps([*subject, settings])
+
+
+def _merged(group: list[Comparison]) -> Comparison:
+    """One comparison with the rows and commands of all."""
+    return replace(
+        group[0],
+        files=[path for comparison in group for path in comparison.files],
+        rows=[row for comparison in group for row in comparison.rows],
+        commands=[command for comparison in group for command in comparison.commands],
+    )
+
+
+def _object(value: Any) -> JsonObject:
+    """A JSON object; an empty one in place of any other value."""
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Any) -> int | None:
+    """A positive number of FLOPs, parameters or channels; None for any other value."""
+    return value if type(value) is int and 0 < value < 2**63 else None
+
+
+def _share(value: Any) -> float | None:
+    """A number from 0 to 1; None for any other value."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
