@@ -1,9 +1,9 @@
-"""The tables of a comparison as Markdown, put into a page between its own marks.
+"""Print the tables of a comparison as Markdown, or write them into a page.
 
-    python benchmarks/tables.py DIR/compare.json … [--into docs/results.md NAME]
+    python benchmarks/tables.py DIR/compare.json … [--brief] [--into docs/lab/digits.md digits]
 
-replaces what stands between `<!-- NAME -->` and `<!-- end NAME -->`. Several files are comparisons
-of the same with other seeds.
+`--into PAGE NAME` replaces the text between `<!-- NAME -->` and `<!-- end NAME -->`. `--brief`
+prints one short table. Several files are read as one comparison that was run with several seeds.
 """
 
 import argparse
@@ -24,12 +24,12 @@ def accuracy(rows: Rows, key: str) -> list[str]:
         cells = []
         for share in targets:
             own = [r for r in rows if (r["method"], r["share"]) == (method, share)]
-            cells.append(_cell([100 * row[key] for row in own if key in row], key))
+            cells.append(cell([100 * row[key] for row in own if key in row], key))
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return lines
 
 
-def _cell(found: list[float], key: str) -> str:
+def cell(found: list[float], key: str) -> str:
     """`91.20 ± 0.11`."""
     if not found:
         return "–"
@@ -39,8 +39,8 @@ def _cell(found: list[float], key: str) -> str:
 
 
 def costs(rows: Rows) -> list[str]:
-    """What each method took for all targets, of one seed on average."""
-    lines = ["| | pruning, s | over LeGR's | steps | images | tuning, s | in all, over LeGR's |"]
+    """Cost of all targets by method, as the mean over seeds."""
+    lines = ["| | pruning, s | / LeGR's | steps | images | fine-tuning, s | total / LeGR's |"]
     lines.append("|---" * 7 + "|")
     seeds = len({row["seed"] for row in rows})
     sums = {}
@@ -64,31 +64,44 @@ def costs(rows: Rows) -> list[str]:
 
 
 def page(data: dict) -> str:
-    """All tables of one comparison."""
+    """Command, accuracies and costs of one comparison."""
     rows, dense = data["rows"], data["dense"]
     seeds = sorted({row["seed"] for row in rows})
     made = ", ".join(f"{name} {version}" for name, version in data["made_with"].items())
     parts = [
         f"`{data['command']}` (seeds {', '.join(map(str, seeds))}; legr {data['legr']}, {made}). "
         f"Dense: {dense['accuracy']:.2%} of {dense['images']} test images.",
-        "Test accuracy after tuning, %" + (", mean ± deviation:" if len(seeds) > 1 else ":"),
+        "Test accuracy after fine-tuning, %"
+        + (", mean ± standard deviation:" if len(seeds) > 1 else ":"),
         "\n".join(accuracy(rows, "accuracy")),
-        "Before tuning, %:",
+        "Test accuracy before fine-tuning, %:",
         "\n".join(accuracy(rows, "before")),
-        "Cost for all targets, of one seed:",
+        "Cost of all targets, mean over seeds:",
         "\n".join(costs(rows)),
     ]
     return "\n\n".join(parts)
 
 
+def brief(data: dict, shares: tuple[float, ...] = (0.2, 0.5, 0.8)) -> str:
+    """Accuracy at a few targets and seconds of pruning for all of them, by method."""
+    rows = data["rows"]
+    seeds = len({row["seed"] for row in rows})
+    few = accuracy([row for row in rows if row["share"] in shares], "accuracy")
+    lines = [f"{few[0]} pruning, s |", f"{few[1]}---|"]
+    for method, line in zip(dict.fromkeys(row["method"] for row in rows), few[2:], strict=True):
+        own = [row for row in rows if row["method"] == method and "error" not in row]
+        lines.append(f"{line} {sum(row['pruning']['seconds'] for row in own) / seeds:.1f} |")
+    return "\n".join(lines)
+
+
 def read(*files: Path) -> dict:
-    """A comparison, or several that differ in their seeds as one."""
+    """One comparison; several files that differ only in their seeds are merged."""
     found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     return {**found[0], "rows": [row for data in found for row in data["rows"]]}
 
 
 def put(path: Path, name: str, text: str) -> None:
-    """Replace what stands between the marks of this name in a page."""
+    """Replace the text between the markers of this name in a page."""
     first, last = f"<!-- {name} -->", f"<!-- end {name} -->"
     before, begun, rest = path.read_text(encoding="utf-8").partition(first)
     _, ended, after = rest.partition(last)
@@ -100,9 +113,10 @@ def put(path: Path, name: str, text: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--brief", action="store_true")
     parser.add_argument("--into", nargs=2, metavar=("PAGE", "NAME"))
     given = parser.parse_args()
-    text = page(read(*given.files))
+    text = (brief if given.brief else page)(read(*given.files))
     if given.into:
         put(Path(given.into[0]), given.into[1], text)
     else:

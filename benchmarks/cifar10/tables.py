@@ -1,9 +1,8 @@
-"""The raw results of run.py as the tables of docs/results.md.
+"""Turn the raw results of run.py into the tables of docs/results.md and docs/lab/.
 
-    python benchmarks/cifar10/tables.py docs/results/cifar10 docs/results.md
+    python benchmarks/cifar10/tables.py docs/results/cifar10 docs/results.md docs/lab/*.md
 
-fills each part of the page whose results are there; `python benchmarks/cifar10/tables.py
-docs/results/cifar10` prints them.
+fills every marked part of these pages whose raw results exist. Without pages, it prints the tables.
 """
 
 import json
@@ -18,7 +17,7 @@ import tables
 
 
 def data_of(path: Path) -> Any:
-    """A JSON file."""
+    """Content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -40,17 +39,22 @@ def percent(share: float) -> str:
 
 
 def ranks(numbers: list[float]) -> list[float]:
-    """Places in order; equal ones share the middle of theirs."""
+    """Rank of each number; ties share their mean rank."""
     return [sum(y < x for y in numbers) + (numbers.count(x) - 1) / 2 for x in numbers]
 
 
+def seeds20(raw: Path) -> dict:
+    """The comparison of ResNet-20, all seeds merged."""
+    return tables.read(*sorted(raw.glob("resnet20/seed*/compare.json")))
+
+
 def resnet20(raw: Path) -> str:
-    """Seven budgets, all seeds."""
-    return tables.page(tables.read(*sorted(raw.glob("resnet20/seed*/compare.json"))))
+    """ResNet-20 at seven budgets, all seeds."""
+    return tables.page(seeds20(raw))
 
 
 def resnet56(raw: Path) -> str:
-    """Two budgets, before and after, with the seconds of every stage."""
+    """ResNet-56 at two budgets: accuracy before and after, seconds of every stage."""
     data = tables.read(raw / "resnet56/compare.json")
     rows = []
     for row in data["rows"]:
@@ -67,54 +71,84 @@ def resnet56(raw: Path) -> str:
         made = data_of(raw / f"{path}.json")
         after = [percent(made["test"]["accuracy"]), seconds, f"{made['seconds']:.0f}"]
         rows.append([name, "≤ 47 %", "", "", *after])
-    head = ["", "FLOPs", "parameters", "before, %", "after, %", "learning, s", "tuning, s"]
+    head = ["", "FLOPs", "parameters", "before, %", "after, %", "search, s", "fine-tuning, s"]
     return f"`{data['command']}`\n\n{grid(head, rows)}"
 
 
+def best(raw: Path) -> str:
+    """The three fine-tunings of ResNet-56 over 20 epochs."""
+    rows = []
+    for name, path in (
+        ("blocks of 4, 50,000 images (the commands above)", "best/best-tuned"),
+        ("the same with `--lr 0.02`", "best/best-slower"),
+        ("earlier: blocks of 8, 45,000 images", "earlier-best/best-tuned"),
+    ):
+        made = data_of(raw / f"{path}.json")
+        rate, seconds = f"{made['settings']['lr']:g}", f"{made['seconds']:.0f}"
+        rows.append([name, rate, percent(made["test"]["accuracy"]), seconds])
+    return grid(["", "learning rate", "test accuracy, %", "fine-tuning, s"], rows)
+
+
 def zeta(raw: Path) -> str:
-    """Rankings learned at one share, used at all."""
+    """Rankings learned at one budget or two, used at all."""
     found = {p.parent.name: data_of(p)["rows"] for p in sorted(raw.glob("zeta/*/compare.json"))}
     if not found:
         raise FileNotFoundError(raw / "zeta")
     shares = sorted({row["share"] for rows in found.values() for row in rows})
     lines = []
     above = data_of(raw / "resnet20/seed0/compare.json")["rows"]
-    analysis = {"legr": "20 % and 40 %, as above", "uniform": "uniform, as above"}
+    others = {"legr": "20 % and 40 % (60 candidates of 40 steps)", "uniform": "uniform pruning"}
     named = {name.replace("-", " % and ") + " %": rows for name, rows in found.items()}
-    named |= {
-        name: [row for row in above if row["method"] == key] for key, name in analysis.items()
-    }
+    named |= {name: [row for row in above if row["method"] == key] for key, name in others.items()}
     for name, rows in named.items():
         reached = {row["share"]: percent(row["accuracy"]) for row in rows}
         lines.append([name, *(reached.get(share, "") for share in shares)])
     return grid(["learned at", *(f"{share:.0%}" for share in shares)], lines)
 
 
+FITNESS = {
+    "0": "`none`",
+    "10": "`finetune`, 10 steps",
+    "50": "`finetune`, 50 steps",
+    "200": "`finetune`, 200 steps",
+    "bn": "`bn`",
+}
+
+
+def tuned_candidates(folder: Path) -> list[float]:
+    """Test accuracies of the 14 candidates after one epoch."""
+    return [
+        data_of(folder / f"candidate{n}-seed0-tuned.json")["test"]["accuracy"] for n in range(14)
+    ]
+
+
 def tau(raw: Path) -> str:
-    """How well each fitness tells what an epoch makes of a candidate."""
-    folder = raw / "tau"
-    lines = {p.stem[4:-8]: history(p) for p in folder.glob("tau-*.history.jsonl")}
-    numbers = [n for n in range(14) if (folder / f"candidate{n}-seed0-tuned.json").exists()]
-    made = [data_of(folder / f"candidate{n}-seed0-tuned.json") for n in numbers]
-    after = [found["test"]["accuracy"] for found in made]
+    """How well each fitness predicts the accuracy after one epoch."""
+    after = tuned_candidates(raw / "tau")
     rows = []
-    for name in ("0", "10", "50", "200", "bn"):
-        fitness = [lines[name][n]["accuracy"] for n in numbers]
-        seconds = [line["seconds"] for line in lines[name] if "seconds" in line]
+    for name, label in FITNESS.items():
+        lines = history(raw / f"tau/tau-{name}.history.jsonl")
+        fitness = [lines[n]["accuracy"] for n in range(len(after))]
+        seconds = [line["seconds"] for line in lines if "seconds" in line]
         linear = statistics.correlation(fitness, after)
         ranked = statistics.correlation(ranks(fitness), ranks(after))
-        chosen = after[max(range(len(numbers)), key=fitness.__getitem__)]
-        cells = [f"{min(fitness):.1%} … {max(fitness):.1%}", f"{linear:.2f}", f"{ranked:.2f}"]
-        rows.append([name, *cells, percent(chosen), f"{statistics.median(seconds):.1f}"])
-    head = ["τ̂", "fitness", "correlation", "by rank", "its best, tuned, %", "s a candidate"]
-    span = (
-        f"{percent(min(after))} to {percent(max(after))} %, mean {percent(sum(after) / len(after))}"
-    )
-    return f"{grid(head, rows)}\n\n{len(numbers)} candidates; tuned they reach {span}."
+        chosen = after[max(range(len(after)), key=fitness.__getitem__)]
+        cells = [f"{100 * min(fitness):.1f} to {100 * max(fitness):.1f}", f"{linear:.2f}"]
+        cells += [f"{ranked:.2f}", percent(chosen), f"{statistics.median(seconds):.1f}"]
+        rows.append([label, *cells])
+    head = ["`--fitness`", "values, %", "Pearson", "Spearman", "its best, fine-tuned, %"]
+    return grid([*head, "s per candidate"], rows)
+
+
+def spread(raw: Path) -> str:
+    """Accuracies of all candidates of the fitness table."""
+    after = tuned_candidates(raw / "tau")
+    low, mean, high = map(percent, (min(after), statistics.mean(after), max(after)))
+    return f"After one epoch, the {len(after)} candidates reach {low} to {high} %, mean {mean} %."
 
 
 def candidates(raw: Path) -> str:
-    """What more candidates bring."""
+    """The best of the first N candidates, before and after fine-tuning."""
     folder = raw / "candidates"
     lines = history(folder / "search.history.jsonl")
     rows = []
@@ -129,27 +163,27 @@ def candidates(raw: Path) -> str:
             f"{statistics.mean(after):.2f}",
         ]
         rows.append([str(count), *cells, f"{seconds:.0f}"])
-    head = ["candidates", "the best", "its fitness, %", "tuned, %", "seconds of search"]
+    head = ["candidates", "best one", "its fitness, %", "fine-tuned, %", "search, s"]
     return grid(head, rows)
 
 
 def latency(raw: Path) -> str:
-    """Latency on this CPU and instructions on the A57, over dense, by method and budget."""
+    """x86 latency and A57 instructions relative to dense, by method and budget."""
     parts = []
     for arch in ("resnet20", "resnet56"):
         data = data_of(raw / f"latency/{arch}-bench.json")
-        name = f"{arch}: latency over dense ({data['models'][0]['median_ms']:.3f} ms)"
+        name = f"{arch}: latency / dense ({data['models'][0]['median_ms']:.3f} ms)"
         parts.append(_over_dense(name, data["models"], "median_ms"))
         counted = raw / f"latency/{arch}-a57.json"
         if counted.exists():
             models = data_of(counted)["models"]
-            name = f"{arch}: A57 instructions over dense ({models[0]['instructions'] / 1e6:.1f} M)"
+            name = f"{arch}: A57 instructions / dense ({models[0]['instructions'] / 1e6:.1f} M)"
             parts.append(_over_dense(name, models, "instructions"))
     return "\n\n".join(parts)
 
 
 def _over_dense(name: str, models: list[dict], key: str) -> str:
-    """A line for each method and alignment, a column for each target, slopes in brackets."""
+    """A row per method and alignment, a column per budget; slopes in parentheses."""
     dense, *rest = models
     lines: dict[str, dict[int, str]] = {}
     for model in rest:
@@ -164,23 +198,165 @@ def _over_dense(name: str, models: list[dict], key: str) -> str:
     return grid([name, *(f"{share} %" for share in shares)], rows)
 
 
+def ratios(raw: Path, arch: str, kind: str, cut: str) -> dict[int, float]:
+    """Cost relative to dense of the networks in one folder (`legr-align-auto`), by budget."""
+    dense, *models = data_of(raw / f"latency/{arch}-{kind}.json")["models"]
+    key = "median_ms" if kind == "bench" else "instructions"
+    return {
+        int(Path(model["file"]).stem.rpartition("flops")[2]): model.get(
+            "ratio", model[key] / dense[key]
+        )
+        for model in models
+        if Path(model["file"]).parent.name == cut
+    }
+
+
+def headline(raw: Path) -> str:
+    """Accuracy, speed and cost of four networks."""
+    deep, shallow = data_of(raw / "resnet56/compare.json"), seeds20(raw)
+    rows = [_best_row(raw, deep)]
+    for number, name, data, share in (
+        ("2", "ResNet-56", deep, 0.2),
+        ("3", "ResNet-20", shallow, 0.5),
+        ("3", "ResNet-20", shallow, 0.2),
+    ):
+        ours = [row for row in data["rows"] if row["method"] == "legr"]
+        own = [row for row in ours if row["share"] == share]
+        after = tables.cell([100 * row["accuracy"] for row in own], "accuracy")
+        search = sum(row["pruning"]["seconds"] for row in ours) / len(own)
+        tuning = statistics.mean(row["tuning"]["seconds"] for row in own)
+        kept = statistics.mean(row["flops"] / row["dense_flops"] for row in own)
+        arch = name.lower().replace("-", "")
+        cells = [
+            number,
+            name,
+            f"{kept:.1%}",
+            f"{after} (dense {percent(data['dense']['accuracy'])})",
+        ]
+        cells += _speed(raw, arch, "legr-align-1", round(100 * share))
+        rows.append([*cells, _minutes(search), _minutes(tuning)])
+    head = ["command", "network", "FLOPs kept", "test accuracy, %", "x86 latency / dense"]
+    return grid([*head, "A57 instructions / dense", "search", "fine-tuning"], rows)
+
+
+def _best_row(raw: Path, data: dict) -> list[str]:
+    """ResNet-56 after 20 epochs."""
+    made = data_of(raw / "best/best-tuned.json")
+    learned = data_of(raw / "best/ranking.learned.json")
+    kept = learned["best"]["flops"] / data["dense_flops"]
+    accuracy = f"{percent(made['test']['accuracy'])} (dense {percent(data['dense']['accuracy'])})"
+    cells = ["1", "ResNet-56", f"{kept:.1%}", accuracy]
+    cells += _speed(raw, "resnet56", "best-align-4", 47)
+    return [*cells, _minutes(learned["seconds"]), _minutes(made["seconds"])]
+
+
+def _speed(raw: Path, arch: str, cut: str, share: int) -> list[str]:
+    """`0.71`, `0.56`: x86 latency and A57 instructions relative to dense."""
+    return [f"{ratios(raw, arch, kind, cut)[share]:.2f}" for kind in ("bench", "a57")]
+
+
+def _minutes(seconds: float) -> str:
+    """`8.8 min`."""
+    return f"{seconds / 60:.1f} min"
+
+
+def budgets(raw: Path) -> str:
+    """Accuracy of ResNet-20 by method and budget."""
+    return "\n".join(tables.accuracy(seeds20(raw)["rows"], "accuracy"))
+
+
+def deep(raw: Path) -> str:
+    """Accuracy of ResNet-56 by method and budget."""
+    rows = data_of(raw / "resnet56/compare.json")["rows"]
+    there = percent(data_of(raw / "there/resnet56-47-tuned.json")["test"]["accuracy"])
+    lines = tables.accuracy(rows, "accuracy")
+    return "\n".join([*lines, f"| legr, learned at 47 % instead | – | {there} |"])
+
+
+def cost(raw: Path) -> str:
+    """Seconds of search and fine-tuning by method, for all budgets together."""
+    rows = []
+    for name, data in (
+        ("ResNet-20, 7 budgets", seeds20(raw)),
+        ("ResNet-56, 2 budgets", data_of(raw / "resnet56/compare.json")),
+    ):
+        seeds = len({row["seed"] for row in data["rows"]})
+        for method in ("uniform", "norm", "legr"):
+            own = [row for row in data["rows"] if row["method"] == method]
+            search = sum(row["pruning"]["seconds"] for row in own) / seeds
+            tuning = sum(row["tuning"]["seconds"] for row in own) / seeds
+            rows.append([name, method, f"{search:.0f}", f"{tuning:.0f}", f"{search + tuning:.0f}"])
+    return grid(["", "method", "search, s", "fine-tuning, s", "total, s"], rows)
+
+
+def speed(raw: Path) -> str:
+    """Cost relative to dense of the networks of the learned rankings."""
+    lines = []
+    for arch, kind, cut in (
+        *(("resnet20", *way) for way in WAYS),
+        *(("resnet56", *way) for way in WAYS),
+    ):
+        title = "x86 latency" if kind == "bench" else "A57 instructions"
+        align = cut.rpartition("-")[2]
+        name = f"{arch.replace('resnet', 'ResNet-')}, {title}, `--align {align}`"
+        lines.append((name, ratios(raw, arch, kind, cut)))
+    shares = sorted({share for _, line in lines for share in line})
+    rows = [
+        [name, *(f"{line[share]:.2f}" if share in line else "" for share in shares)]
+        for name, line in lines
+    ]
+    return grid(["cost / dense, at FLOPs kept", *(f"{share}%" for share in shares)], rows)
+
+
+WAYS = (("bench", "legr-align-auto"), ("bench", "legr-align-1"), ("a57", "legr-align-arm"))
+
+
+def teacher(raw: Path) -> str:
+    """ResNet-56 at 47 %, fine-tuned with and without the dense network as the teacher."""
+    alone = next(
+        row["accuracy"]
+        for row in data_of(raw / "resnet56/compare.json")["rows"]
+        if (row["method"], row["share"]) == ("legr", 0.47)
+    )
+    rows = []
+    for path, without in (
+        ("taught/resnet56-47-tuned", percent(alone)),
+        ("taught/resnet56-47-slower", "not run"),
+        ("best/best-tuned", "not run"),
+        ("best/best-slower", "not run"),
+    ):
+        made = data_of(raw / f"{path}.json")
+        cells = [str(made["epochs"]), f"{made['settings']['lr']:g}", without]
+        rows.append([*cells, percent(made["test"]["accuracy"])])
+    return grid(["epochs", "learning rate", "without teacher, %", "with `--teacher`, %"], rows)
+
+
 PARTS: dict[str, Callable[[Path], str]] = {
     f"cifar10 {part.__name__}": part
-    for part in (resnet20, resnet56, zeta, tau, candidates, latency)
+    for part in (
+        *(resnet20, resnet56, best, zeta, tau, spread, candidates, latency),  # docs/lab/
+        *(headline, budgets, deep, cost, speed, teacher),  # docs/results.md
+    )
 }
 
 
-if __name__ == "__main__":
-    raw, *page = map(Path, sys.argv[1:])
+def main(raw: Path, pages: list[Path]) -> None:
+    """Write every part into the pages that have a place for it, or print it."""
     for name, part in PARTS.items():
         try:
             text = part(raw)
         except (OSError, ValueError, LookupError, statistics.StatisticsError) as error:
-            print(f"{name}: not there yet ({type(error).__name__}: {error})", file=sys.stderr)
+            print(f"{name}: no raw results ({type(error).__name__}: {error})", file=sys.stderr)
             continue
-        if page and f"<!-- {name} -->" not in page[0].read_text(encoding="utf-8"):
-            print(f"{name}: the page has no place for it", file=sys.stderr)
-        elif page:
-            tables.put(page[0], name, text)
-        else:
+        places = [page for page in pages if f"<!-- {name} -->" in page.read_text(encoding="utf-8")]
+        for page in places:
+            tables.put(page, name, text)
+        if not pages:
             print(f"## {name}\n\n{text}\n")
+        elif not places:
+            print(f"{name}: no page has a place for it", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    raw, *pages = map(Path, sys.argv[1:])
+    main(raw, pages)
