@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Layer, Term
 from legr_cli.channels.id_tensors import first, spread
-from legr_cli.channels.ops import CONVOLUTIONS
+from legr_cli.channels.ops import is_functional_layer
 from legr_cli.channels.slicing import groups_of, obeys, weight_axes
 from legr_cli.channels.trace import fetch
 
@@ -85,7 +85,7 @@ def _functional_call(flow: Flow, node: fx.Node) -> _Call | None:
     for n in nodes:
         if not isinstance(n, fx.Node) or n.op != "get_attr":
             return None
-        if any(user.target not in (*CONVOLUTIONS, F.linear) for user in n.users):
+        if not all(is_functional_layer(user) for user in n.users):
             return None
         targets.append(str(n.target))
     weight, *bias = [fetch(flow.traced, target) for target in targets]
@@ -110,7 +110,7 @@ def layer_at(flow: Flow, node: fx.Node) -> Layer | None:
     """The layer that a node calls: a module's by its name, a functional one by its weight's."""
     if node.op == "call_module":
         return flow.layers.get(str(node.target))
-    if node.op != "call_function" or node.target not in (*CONVOLUTIONS, F.linear):
+    if not is_functional_layer(node):
         return None
     weight = named_arguments(node).get("weight")
     return flow.layers.get(str(weight.target)) if isinstance(weight, fx.Node) else None

@@ -8,15 +8,22 @@ Id 0 is never given out: a zero in a twin was made by the op itself (padding), a
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Term
 from legr_cli.channels.id_tensors import Ids, spread, tensors
-from legr_cli.channels.ops import CONVOLUTIONS, OpKind, describe, kind_of, may_be_view
-from legr_cli.channels.rules import RULES, asks_for_shape, indexes
+from legr_cli.channels.ops import (
+    OpKind,
+    describe,
+    in_place,
+    is_functional_layer,
+    kind_of,
+    may_be_view,
+    node_facts,
+)
+from legr_cli.channels.rules import RULES, asks_for_shape
 from legr_cli.channels.slicing import width_out
-from legr_cli.channels.trace import TensorShape, fetch, in_place
+from legr_cli.channels.trace import TensorShape, fetch
 
 
 def push(traced: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Flow:
@@ -80,13 +87,13 @@ def _base_of_view(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> f
     if not in_place(node, modules) or not node.all_input_nodes:
         return None
     root = node.all_input_nodes[0]
-    while may_be_view(root, flow.kinds.get(root)) and root.all_input_nodes:
+    while may_be_view(root, flow.kinds.get(root), modules) and root.all_input_nodes:
         root = root.all_input_nodes[0]
     if root is node.all_input_nodes[0]:
         return None
     views, later = [root], set()
     for view in views:
-        views += [user for user in view.users if may_be_view(user, flow.kinds.get(user))]
+        views += [user for user in view.users if may_be_view(user, flow.kinds.get(user), modules)]
         later |= {user for user in view.users if user > node}
     return root if later else None
 
@@ -127,9 +134,11 @@ def _attribute(flow: Flow, node: fx.Node) -> Any:
     value = fetch(flow.traced, name)
     if not isinstance(value, torch.Tensor):
         return value
-    if node.users and all(indexes(user) and user.args[0] is not node for user in node.users):
+    if node.users and all(
+        node_facts(user).indexes and user.args[0] is not node for user in node.users
+    ):
         return value.cpu()
-    if any(user.target in (*CONVOLUTIONS, F.linear) for user in node.users) or value.numel() == 1:
+    if any(map(is_functional_layer, node.users)) or value.numel() == 1:
         return torch.zeros((), dtype=torch.long).expand(value.shape)
     if name not in flow.channelwise:
         twin = flow.fresh(value.numel()).reshape(value.shape)

@@ -13,7 +13,7 @@ from torch import fx
 from legr_cli.channels.dry_run import DryRun, Reshape, Rewrite, attempt, pruned_ids
 from legr_cli.channels.gather import gather
 from legr_cli.channels.id_tensors import Ids, tensors
-from legr_cli.channels.ops import RESHAPE_MODULES, RESHAPES, OpKind, describe
+from legr_cli.channels.ops import OpKind, describe, node_facts
 from legr_cli.channels.push import arguments
 from legr_cli.channels.rules import asks_for_shape, run
 from legr_cli.channels.units import Kept, Units
@@ -134,8 +134,7 @@ def _reshape(
     stage: DryRun, node: fx.Node, modules: dict[str, Any], args: Any, wanted: Ids
 ) -> Reshape | None:
     """The same reshape to the pruned sizes, if that puts every id in its place."""
-    module = modules.get(str(node.target)) if node.op == "call_module" else None
-    if node.target not in RESHAPES and not isinstance(module, RESHAPE_MODULES):
+    if not node_facts(node, modules).reshapes:
         return None
     made = attempt(lambda: args[0].reshape(wanted.shape))
     if made is None or not torch.equal(made, wanted):

@@ -16,7 +16,7 @@ from torch import fx, nn
 from legr_cli.channels.flow import Flow, Term
 from legr_cli.channels.id_tensors import Ids, compact, first, spread, tensors, varies
 from legr_cli.channels.layers import layer
-from legr_cli.channels.ops import OpKind, describe
+from legr_cli.channels.ops import OpKind, describe, node_facts
 from legr_cli.channels.slicing import axes_of, obeys, width_out
 from legr_cli.channels.trace import TensorShape
 
@@ -110,7 +110,7 @@ def _elementwise(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any)
 
 def _shape(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
     """Run the op on the ids themselves."""
-    if indexes(node) and any(flow.has_twin(n) for n in node.all_input_nodes[1:]):
+    if node_facts(node).indexes and any(flow.has_twin(n) for n in node.all_input_nodes[1:]):
         return None
     try:
         made = run(node, {str(node.target): module}, args, kwargs)
@@ -123,13 +123,7 @@ def asks_for_shape(flow: Flow, node: fx.Node) -> bool:
     """Whether a node that gives a plain value looks at shapes and types only, never at numbers."""
     if not any(flow.has_twin(n) for n in node.all_input_nodes):
         return True  # arithmetic on such values
-    name = node.args[1] if node.target is getattr else node.target
-    return name in ("size", "shape", "dim", "ndim", "numel", "dtype", "device", "is_floating_point")
-
-
-def indexes(node: fx.Node) -> bool:
-    """Whether the op takes a tensor of indices beside the tensor that it moves about."""
-    return getattr(node.target, "__name__", node.target) in ("getitem", "index_select")
+    return node_facts(node).kind is OpKind.METADATA
 
 
 def _named(flow: Flow, value: Any) -> Any:
@@ -206,5 +200,6 @@ RULES: dict[OpKind, Callable[..., Any]] = {
     OpKind.SHAPE: _shape,
     OpKind.SPATIAL: _spatial,
     OpKind.REDUCE: _reduce,
+    OpKind.METADATA: _unknown,  # reached only if it gives a tensor after all
     OpKind.UNKNOWN: _unknown,
 }

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from legr_cli.channels.ops import module_facts
 from legr_cli.channels.trace import evaluating
-
-_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.PReLU)
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def axes_of(module: nn.Module) -> dict[str, Axes]:
     for name, tensor in tensors.items():
         if tensor is None or tensor.ndim == 0:
             continue
-        if name == "weight" and not isinstance(module, _NORMS):
+        if name == "weight" and not module_facts(module).per_channel:
             found[name] = weight_axes(transposed, groups_of(module))
         elif tensor.shape[0] == width_out(module):
             found[name] = Axes(0)
@@ -142,7 +141,7 @@ def _half(
         return torch.randperm(groups, generator=generator)[: max(1, groups // 2)].sort().values
 
     groups = max(int(getattr(module, name, 1)) for name in ("groups", "num_groups"))
-    if groups == 1 and isinstance(module, _NORMS):
+    if groups == 1 and module_facts(module).per_channel:
         groups = out
     if groups == 1:
         return members(out, out, some(out)), members(into, into, some(into))

@@ -1,10 +1,8 @@
 """A network as a `torch.fx` graph in which layers and norms stay modules."""
 
 import contextlib
-import inspect
 import operator
 import traceback
-import unittest.mock
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,17 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
-from torchvision.ops import StochasticDepth
 
+from legr_cli.channels.ops import in_place, module_facts
 from legr_cli.errors import ModelError, first_line
-
-_LAYERS_AND_NORMS = (
-    *(nn.modules.conv._ConvNd, nn.Linear, nn.modules.batchnorm._NormBase, nn.GroupNorm),
-    *(nn.LayerNorm, nn.LocalResponseNorm),
-)
-
-
-_IN_PLACE = ("setitem", "iadd", "isub", "imul", "itruediv", "ipow")  # of `operator`
 
 
 class _Proxy(fx.Proxy):
@@ -55,9 +45,7 @@ class _Tracer(fx.Tracer):
         return super().iter(obj) if parts is None else (obj[i] for i in range(parts))  # type: ignore[index]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, StochasticDepth):
-            return True
-        if isinstance(m, _LAYERS_AND_NORMS):
+        if module_facts(m).leaf:
             children = (p for child in m.children() for p in child.parameters())
             return next(children, None) is None
         return super().is_leaf_module(m, module_qualified_name)
@@ -87,25 +75,12 @@ def drop_unused(traced: fx.GraphModule) -> None:
     traced.recompile()
 
 
-def in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """Whether an op changes the tensor that it is given."""
-    if node.op == "call_module":
-        return bool(getattr(modules[str(node.target)], "inplace", False))
-    if node.op not in ("call_function", "call_method"):
-        return False
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE:
-        return True
-    try:
-        given = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # a built-in op: those have no such option
-        return False
-    return given.arguments.get("inplace") is True
-
-
 @contextlib.contextmanager
 def _traceable_zeros() -> Iterator[None]:
-    """`torch.zeros` with sizes of the graph, as hand-written shortcuts pad; fx alone refuses it."""
+    """Let `torch.zeros` take traced sizes, as in hand-written shortcuts that pad channels.
+
+    It takes no tensor, so torch.fx cannot intercept it: the function is replaced during tracing.
+    """
     zeros = torch.zeros
 
     def traced_zeros(*args: Any, **kwargs: Any) -> Any:
@@ -117,8 +92,11 @@ def _traceable_zeros() -> Iterator[None]:
             return zeros(*args, **kwargs)
         return found[0].tracer.create_proxy("call_function", zeros, args, kwargs)
 
-    with unittest.mock.patch.object(torch, "zeros", traced_zeros):
+    torch.zeros = traced_zeros  # type: ignore[assignment]
+    try:
         yield
+    finally:
+        torch.zeros = zeros
 
 
 @contextlib.contextmanager
