@@ -67,6 +67,13 @@ def test_commands_are_those_of_the_raw_results() -> None:
     assert all(args in record for args in first)
 
 
+def test_the_comparison_has_the_measured_accuracy() -> None:
+    dense = json.loads((RAW / "resnet56/compare.json").read_text())["dense"]["accuracy"]
+    pruned = json.loads((RAW / "best/best-tuned.json").read_text())["test"]["accuracy"]
+    row = f"| {100 * dense:.2f} → {100 * pruned:.2f} % | 53 % |"
+    assert row in (DOCS / "comparison.md").read_text()
+
+
 @pytest.mark.parametrize("page", LAB, ids=lambda page: page.name)
 def test_every_command_line_of_the_lab_parses(page: Path) -> None:
     assert [(shlex.join(args), complaint(args)) for args in calls(page) if complaint(args)] == []
