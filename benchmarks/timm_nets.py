@@ -65,7 +65,7 @@ def verdict(name: str) -> str:
     shape = (3, 128, 128)
     units = couple(model, shape)
     cost = price(units)
-    kept = units.standing(np.random.default_rng(0).random(units.count) < 0.6)
+    kept = units.without_empty_tensors(np.random.default_rng(0).random(units.count) < 0.6)
     smaller = apply(units, kept)
     images = torch.rand(2, *shape).double()
     with torch.no_grad():
@@ -73,7 +73,7 @@ def verdict(name: str) -> str:
     difference = float((expected - found).abs().max() / expected.abs().max())
     exact = count_flops(smaller, shape) == cost.of(cost.flops, cost.counts(kept))
     filters = sum(len(layer.out) for layer in units.flow.layers.values())
-    free = sum(int((units.of(layer.out) >= 0).sum()) for layer in units.flow.layers.values())
+    free = sum(int((units.unit_of(layer.out) >= 0).sum()) for layer in units.flow.layers.values())
     word = "right" if difference < 1e-6 and exact else "WRONG"
     return (
         f"{word}, {free / filters:.0%} of {filters} filters prunable, difference {difference:.0e}"

@@ -132,9 +132,9 @@ def price(units: Units) -> Cost:
     axes = _Axes(units)
     rows, cols = [], []
     for term in units.flow.terms:
-        rows.append(axes.number(units.of(term.rows)))
-        cols.append(0 if term.cols is None else axes.number(units.of(term.cols)))
-    for line in units.lines:
+        rows.append(axes.number(units.unit_of(term.rows)))
+        cols.append(0 if term.cols is None else axes.number(units.unit_of(term.cols)))
+    for line in units.tensor_units:
         axes.number(line)
     group_of, sizes, per_unit, always = axes.grouped()
     dense = per_unit @ sizes + always
@@ -153,7 +153,7 @@ def price(units: Units) -> Cost:
         terms_of.append(CostTerms(coefficients, terms.rows, terms.cols, rest))
     channels = np.ones(len(sizes), int)
     for layer in units.flow.layers.values():
-        each = per_unit[axes.number(units.of(layer.out))]
+        each = per_unit[axes.number(units.unit_of(layer.out))]
         channels = np.maximum(channels, each.astype(int))
     owners = tuple(term.owner for term in units.flow.terms)
     return Cost(group_of, sizes, channels, per_unit, always, terms_of[0], terms_of[1], owners)

@@ -70,9 +70,9 @@ def arrange(
 
 def _lines(units: Units, min_keep: float) -> list[tuple[np.ndarray, float]]:
     """The units of every layer with the share to protect, and of every tensor with none."""
-    layers = [np.unique(units.of(layer.out)) for layer in units.flow.layers.values()]
+    layers = [np.unique(units.unit_of(layer.out)) for layer in units.flow.layers.values()]
     own = [(line[line >= 0], min_keep) for line in layers if (line >= 0).any()]
-    return own + [(line, 0.0) for line in units.lines]
+    return own + [(line, 0.0) for line in units.tensor_units]
 
 
 def uniform_scores(importance: np.ndarray, group_of: np.ndarray) -> np.ndarray:

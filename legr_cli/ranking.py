@@ -60,7 +60,7 @@ def collect_filters(units: Units) -> Filters:
     names: list[str] = []
     layer, unit, norm2 = [], [], []
     for found in units.flow.layers.values():
-        of = units.of(found.out)
+        of = units.unit_of(found.out)
         free = of >= 0
         if not free.any():
             continue

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from legr_cli.channels import Units, apply
-from legr_cli.channels.check import silenced
-from legr_cli.channels.trace import evaluating, fetch
+from legr_cli.channels.check import masked_output
+from legr_cli.channels.trace import evaluating, fetch_attr
 from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params
 from legr_cli.cut import Blocks, arrange, cut
@@ -82,13 +82,13 @@ def _tensors_of(model: nn.Module, name: str, bias: str | None) -> tuple:
     modules = dict(model.named_modules())
     if name in modules:
         return modules[name].weight, modules[name].bias
-    return fetch(model, name), fetch(model, bias) if bias else None
+    return fetch_attr(model, name), fetch_attr(model, bias) if bias else None
 
 
 def law2_pruned_is_dense_silenced(units: Units, model: nn.Module, kept: Kept) -> None:
     x = images(units, model)
     with torch.no_grad():
-        assert same(silenced(units, kept, x), apply(units, kept)(x))
+        assert same(masked_output(units, kept, x), apply(units, kept)(x))
 
 
 def law3_cost_is_fvcores(units: Units, cost: Cost, kept: Kept) -> None:

@@ -27,10 +27,10 @@ def test_importance_is_the_sum_over_tied_filters() -> None:
         "b": Row("b", 13, 3.0, 7.0),
     }
     scores = importance(filters, Ranking(tuple(rows[name] for name in filters.names)))
-    unit = units.of(units.flow.layers["stem"].out)[3]
+    unit = units.unit_of(units.flow.layers["stem"].out)[3]
     norms = [float(model.get_submodule(n).weight[3].detach().square().sum()) for n in ("stem", "b")]
     assert scores[unit] == pytest.approx(2 * norms[0] + 5 + 3 * norms[1] + 7)
-    alone = units.of(units.flow.layers["a"].out)[4]
+    alone = units.unit_of(units.flow.layers["a"].out)[4]
     assert scores[alone] == pytest.approx(float(model.a.weight[4].detach().square().sum()))
 
 

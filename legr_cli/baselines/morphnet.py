@@ -62,8 +62,8 @@ def _gammas(units: Units) -> list[tuple[Tensor, np.ndarray]]:
     """γ of every BatchNorm that has one, and the unit of each of its channels."""
     modules = dict(units.flow.traced.named_modules())
     return [
-        (tensor, units.of(ids[0]))
-        for name, tensor, ids in units.flow.owned
+        (tensor, units.unit_of(ids[0]))
+        for name, tensor, ids in units.flow.owners
         if isinstance(module := modules.get(name), _BatchNorm) and tensor is module.weight
     ]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from legr_cli.channels.flow import Layer
-from legr_cli.channels.gates import Gated, beside, shut
+from legr_cli.channels.gates import GatedInterpreter, broadcastable, mask_channels
 from legr_cli.channels.units import Units
 
 Reads = list[np.ndarray]  # for each gate, the units of the channels that its layer reads; or -1
@@ -38,22 +38,22 @@ class Probed(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """What the network says; while it trains, with new gates."""
         self._gates = []
-        answer: Tensor = Gated(self.traced, self.units.flow, self._gate).run(images)
+        answer: Tensor = GatedInterpreter(self.traced, self.units.flow, self._gate).run(images)
         return answer
 
     def _gate(self, layer: Layer, x: Tensor) -> Tensor:
         stays = torch.from_numpy(self.units.keeps(self.kept, layer.into)).to(x.device)
-        x = shut(layer, x, stays)
+        x = mask_channels(layer, x, stays)
         if not self.training:
             return x
         ones = x.new_ones(len(x), len(layer.into), requires_grad=True)
         self._gates.append((layer, ones))
-        return x * beside(layer, x, ones)
+        return x * broadcastable(layer, x, ones)
 
     @property
     def reads(self) -> Reads:
         """The units before each gate of the last step."""
-        return [self.units.of(layer.into) for layer, _ in self._gates]
+        return [self.units.unit_of(layer.into) for layer, _ in self._gates]
 
     def gradients(self, images: int) -> list[Tensor]:
         """Of each image's own loss, after a step on the mean loss of so many images."""

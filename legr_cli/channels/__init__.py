@@ -1,4 +1,4 @@
-"""The channel engine: trace a network, tie its channels into units, cut units out."""
+"""The channel engine: trace a network, group its channels into units, remove units."""
 
 from legr_cli.channels.couple import couple
 from legr_cli.channels.surgery import apply

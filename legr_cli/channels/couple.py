@@ -1,4 +1,4 @@
-"""From a network to its units."""
+"""Find the units of a network."""
 
 from typing import Any
 
@@ -8,25 +8,34 @@ from torch import fx, nn
 from legr_cli.channels.id_tensors import tensors
 from legr_cli.channels.push import push
 from legr_cli.channels.rewrite import check_shape_ops
-from legr_cli.channels.trace import evaluating, run_once, seeded, trace
-from legr_cli.channels.units import Units, number
+from legr_cli.channels.trace import evaluating, fixed_seed, run_once, trace
+from legr_cli.channels.units import Units, assign_units
 from legr_cli.errors import ModelError
 
 
 def couple(model: nn.Module, input_shape: tuple[int, ...]) -> Units:
-    """Trace `model` and tie its channels into units; `model` is left as it was.
+    """Trace `model` and group its channels into units; `model` is left unchanged.
 
-    Cutting is rehearsed on random plans; whatever stands in the way is pinned, and named.
+    `input_shape` is the size of one image (channels, height, width). Removal is tried out on random
+    plans; channels in the way of an op that cannot be adapted are pinned, with the op as reason.
+
+    Raises ModelError if the network cannot be traced, does not run on such an image, or has no
+    channel that can be removed.
+
+        units = couple(torchvision.models.resnet18(), (3, 224, 224))
     """
     traced = trace(model)
-    flow = push(traced, _observe(model, traced, input_shape))
-    units = number(flow, input_shape)
-    while trouble := check_shape_ops(units):
-        for value, reason in trouble:
+    flow = push(traced, _record_values(model, traced, input_shape))
+    units = assign_units(flow, input_shape)
+    while failures := check_shape_ops(units):
+        for value, reason in failures:
             flow.pin(value, reason)
-        before, units = units.count, number(flow, input_shape)
-        if units.count == before:
-            raise ModelError(f"no way to cut around {trouble[0][1]}: please report this network")
+        previous_count, units = units.count, assign_units(flow, input_shape)
+        if units.count == previous_count:
+            raise ModelError(
+                f"cannot prune around {failures[0][1]}: this is a bug in legr, please report it "
+                "with the network"
+            )
     if units.count == 0:
         reasons = sorted({pin.reason for pin in units.pins})
         why = "all are pinned by " + "; ".join(reasons[:3]) if reasons else "it has no layers"
@@ -34,13 +43,13 @@ def couple(model: nn.Module, input_shape: tuple[int, ...]) -> Units:
     return units
 
 
-def _observe(
+def _record_values(
     model: nn.Module, traced: fx.GraphModule, input_shape: tuple[int, ...]
 ) -> dict[fx.Node, Any]:
-    """The values of every node on two images (so that no batch is a broadcast of one).
+    """Return the value of every node on two images (a batch of one would look like a broadcast).
 
-    The graph must compute what the network does: torch.fx does not see, for one, a tensor that is
-    changed in place under another name.
+    The graph must compute the same output as the network, which it may not: torch.fx does not see,
+    for example, that a tensor is modified in place under another name.
     """
     tensor = next(model.parameters(), torch.zeros(()))
     generator = torch.Generator().manual_seed(0)
@@ -48,16 +57,16 @@ def _observe(
     output, values = run_once(traced, images)
     if tensor.is_meta:
         return values
-    with evaluating(model), seeded():
+    with evaluating(model), fixed_seed():
         expected = tensors(model(images))
-    found = tensors(output)
-    same = len(expected) == len(found) and all(
+    actual = tensors(output)
+    same = len(expected) == len(actual) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
-        for a, b in zip(expected, found, strict=True)
+        for a, b in zip(expected, actual, strict=True)
     )
     if not same:
         raise ModelError(
-            "the traced network does not compute what the network does: it has code that torch.fx "
-            "does not see, such as a tensor changed in place under another name"
+            "the traced graph computes another output than the network: part of its code is "
+            "invisible to torch.fx, such as a tensor modified in place under another name"
         )
     return values

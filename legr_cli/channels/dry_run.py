@@ -1,4 +1,4 @@
-"""A plan played through on twins: what every tensor of the pruned network will hold."""
+"""Dry run of a plan on id tensors: which channels every tensor of the pruned network holds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from legr_cli.channels.id_tensors import Ids, narrowed
+from legr_cli.channels.id_tensors import Ids, collapse
 from legr_cli.channels.units import Kept, Units
 
 
@@ -20,12 +20,12 @@ class Reshape:
 
 @dataclass(frozen=True)
 class Gather:
-    """Take channels of the joined sources, `width` in all; a pick of `width` means zeros."""
+    """Select channels of the concatenated sources; an index of `width` selects zeros."""
 
     sources: tuple[fx.Node, ...]
     dim: int
     ndim: int
-    width: int
+    width: int  # channels of all sources
     picks: tuple[int, ...]
 
 
@@ -34,44 +34,45 @@ Rewrite = Reshape | Gather
 
 @dataclass
 class DryRun:
-    """The pruned twins of every node, the ops to rewrite, and those that cannot be."""
+    """The pruned id tensor of every node, the ops to rewrite, and the ops that fail."""
 
     units: Units
     kept: Kept
-    values: dict[fx.Node, Any] = field(default_factory=dict)  # None: no tensor of its own
+    values: dict[fx.Node, Any] = field(default_factory=dict)  # None: not a tensor by itself
     rewrites: dict[fx.Node, Rewrite] = field(default_factory=dict)
-    trouble: list[tuple[Any, str]] = field(default_factory=list)
+    failures: list[tuple[Any, str]] = field(default_factory=list)  # ids to pin, and the op's name
 
 
-def pruned_ids(stage: DryRun, twin: Any) -> Any:
-    """A dense twin without its removed channels; None where what stays is no box."""
-    if not isinstance(twin, torch.Tensor):
+def pruned_ids(dry_run: DryRun, id_tensor: Any) -> Any:
+    """Remove pruned channels from an id tensor; None if the kept ones do not form a box."""
+    if not isinstance(id_tensor, torch.Tensor):
         return None
-    picks = box(stage.units, stage.kept, twin)
+    picks = kept_box(dry_run.units, dry_run.kept, id_tensor)
     if picks is None:
         return None
-    small, shape = narrowed(twin), list(twin.shape)
+    small, shape = collapse(id_tensor), list(id_tensor.shape)
     for dim, pick in enumerate(picks):
         if pick is not None:
             small, shape[dim] = small.index_select(dim, pick), len(pick)
     return small.expand(shape)
 
 
-def box(units: Units, kept: Kept, twin: Ids) -> list[torch.Tensor | None] | None:
-    """For each dimension the indices that stay (None: all), if what stays fills a box."""
-    small = narrowed(twin)
+def kept_box(units: Units, kept: Kept, id_tensor: Ids) -> list[torch.Tensor | None] | None:
+    """Return the kept indices of each dimension (None: all), if kept elements form a box."""
+    small = collapse(id_tensor)
     stays = torch.from_numpy(units.keeps(kept, small.reshape(-1))).reshape(small.shape)
-    picks: list[torch.Tensor | None] = [None] * twin.ndim
-    for dim in range(twin.ndim):
-        line = stays.movedim(dim, 0).unsqueeze(-1).flatten(1).any(1)
-        if not bool(line.all()):
-            picks[dim] = line.nonzero().flatten()
+    picks: list[torch.Tensor | None] = [None] * id_tensor.ndim
+    for dim in range(id_tensor.ndim):
+        # an index of this dimension is needed if any element at it is kept
+        needed = stays.movedim(dim, 0).unsqueeze(-1).flatten(1).any(1)
+        if not bool(needed.all()):
+            picks[dim] = needed.nonzero().flatten()
             stays = stays.index_select(dim, picks[dim])  # type: ignore[arg-type]
     return picks if bool(stays.all()) else None
 
 
-def attempt(op: Callable[[], Any]) -> Any:
-    """What an op gives, or None if it does not run on these sizes."""
+def result_or_none(op: Callable[[], Any]) -> Any:
+    """Return the result of an op, or None if it does not run on these sizes."""
     try:
         return op()
     except (RuntimeError, IndexError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""What is known of the channels of a traced network: who makes, ties, reads and pins which one."""
+"""The channels of a traced network: which ops create, tie, read and pin which ids."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,14 +6,17 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from legr_cli.channels.id_tensors import Ids, narrowed, tensors
+from legr_cli.channels.id_tensors import Ids, collapse, tensors
 from legr_cli.channels.ops import OpKind
 from legr_cli.channels.slicing import Axes
 
 
 @dataclass(frozen=True)
 class Term:
-    """A cost of `flops` and `params` for each pair of an id in `rows` and one in `cols`."""
+    """A cost for each pair of an id in `rows` and one in `cols` (or for each id in `rows`).
+
+    `flops` are FLOPs per image, `params` parameters; `owner` names the layer, norm or pooling op.
+    """
 
     owner: str
     flops: float
@@ -24,7 +27,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution or linear: the ids it reads and those it makes, filter by filter."""
+    """A convolution or linear layer: the ids of its output and input channels, in order."""
 
     name: str
     kind: str
@@ -32,63 +35,64 @@ class Layer:
     out: Ids
     into: Ids
     axes: Axes  # the dimensions of the weight that follow `out` and `into`
-    bias: str | None = None  # of a functional layer: the name of its other parameter
+    bias: str | None = None  # functional layer: the name of its bias parameter
 
 
 @dataclass
 class Flow:
-    """All that pushing ids through a network tells of it."""
+    """The result of pushing channel ids through a traced network."""
 
     traced: fx.GraphModule
     shapes: dict[fx.Node, Any]
-    twins: dict[fx.Node, Any] = field(default_factory=dict)
+    id_tensors: dict[fx.Node, Any] = field(default_factory=dict)
     kinds: dict[fx.Node, OpKind] = field(default_factory=dict)
     layers: dict[str, Layer] = field(default_factory=dict)
-    channelwise: dict[str, Ids] = field(default_factory=dict)
+    channelwise: dict[str, Ids] = field(default_factory=dict)  # norms and tensors of the network
     terms: list[Term] = field(default_factory=list)
     ties: list[tuple[Ids, Ids]] = field(default_factory=list)
     pins: list[tuple[Ids, str]] = field(default_factory=list)
-    strangers: dict[str, int] = field(default_factory=dict)  # layers without a rule: their width
-    constants: list[Ids] = field(default_factory=list)  # of padding: no layer makes them
-    owned: list[tuple[str, torch.Tensor, list[Ids]]] = field(default_factory=list)
+    unsupported: dict[str, int] = field(default_factory=dict)  # output width of layers without rule
+    padding_ids: list[Ids] = field(default_factory=list)  # zeros that ops add; no layer writes them
+    owners: list[tuple[str, torch.Tensor, list[Ids]]] = field(default_factory=list)
     counted: set[int] = field(default_factory=set)
-    ids: int = 1
+    id_count: int = 1  # id 0 is reserved for zeros that an op adds
 
-    def own(self, name: str, tensor: torch.Tensor | None, *ids: Ids) -> None:
-        """Note whose tensor this is and which ids it follows."""
+    def record_owner(self, name: str, tensor: torch.Tensor | None, *ids: Ids) -> None:
+        """Record which module a tensor belongs to, and the ids that its dimensions follow."""
         if tensor is not None:
-            self.owned.append((name, tensor, list(ids)))
+            self.owners.append((name, tensor, list(ids)))
 
-    def counts(self, tensor: torch.Tensor | None) -> bool:
-        """Whether a tensor is a parameter that was not counted before."""
-        fresh = isinstance(tensor, nn.Parameter) and id(tensor) not in self.counted
+    def count_once(self, tensor: torch.Tensor | None) -> bool:
+        """Whether a tensor is a parameter not counted so far; from now on it counts as counted."""
+        uncounted = isinstance(tensor, nn.Parameter) and id(tensor) not in self.counted
         self.counted.add(id(tensor))
-        return fresh
+        return uncounted
 
-    def has_twin(self, node: fx.Node) -> bool:
-        """Whether a node gives tensors of channels, not plain values, indices or weights."""
+    def has_ids(self, node: fx.Node) -> bool:
+        """Whether a node returns tensors with channels, not plain values, indices or weights."""
         if node.op == "get_attr":
             return str(node.target) in self.channelwise
-        return bool(tensors(self.twins[node]))
+        return bool(tensors(self.id_tensors[node]))
 
-    def fresh(self, count: int) -> Ids:
-        """New ids."""
-        self.ids += count
-        return torch.arange(self.ids - count, self.ids)
+    def new_ids(self, count: int) -> Ids:
+        """Allocate new channel ids."""
+        self.id_count += count
+        return torch.arange(self.id_count - count, self.id_count)
 
     def tie(self, a: Ids, b: Ids) -> None:
-        """These ids live or die together, position by position."""
-        a, b = torch.broadcast_tensors(narrowed(a), narrowed(b))
+        """Require that ids at the same position are kept or removed together."""
+        a, b = torch.broadcast_tensors(collapse(a), collapse(b))
         self.ties.append((a.flatten(), b.flatten()))
 
-    def along(self, twin: Ids, dim: int) -> Ids:
-        """One id for each index of `dim`; several ids at one index are tied."""
-        lines = narrowed(twin, but=dim).movedim(dim, 0).unsqueeze(-1).flatten(1)
-        if lines.shape[1] > 1:
-            self.tie(lines, lines[:, :1])
-        return lines[:, 0].clone()
+    def ids_along(self, id_tensor: Ids, dim: int) -> Ids:
+        """Return one id for each index of `dim`; ids that share an index are tied."""
+        # one row per index of `dim`, holding every id that occurs there
+        rows = collapse(id_tensor, keep=dim).movedim(dim, 0).unsqueeze(-1).flatten(1)
+        if rows.shape[1] > 1:
+            self.tie(rows, rows[:, :1])
+        return rows[:, 0].clone()
 
     def pin(self, value: Any, reason: str) -> None:
-        """These channels stay."""
-        for twin in tensors(value):
-            self.pins.append((narrowed(twin).flatten(), reason))
+        """Require that all channels in `value` are kept."""
+        for id_tensor in tensors(value):
+            self.pins.append((collapse(id_tensor).flatten(), reason))

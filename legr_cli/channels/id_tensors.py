@@ -1,6 +1,6 @@
-"""Twins: tensors of a network's shapes, filled with the ids of channels in the place of numbers.
+"""Id tensors: tensors of the shapes of a network's activations that hold channel ids.
 
-A twin is kept as an expanded view (stride 0) along every dimension in which no id varies.
+An id tensor is an expanded view (stride 0) along every dimension in which its ids do not vary.
 """
 
 from collections.abc import Iterable
@@ -16,50 +16,52 @@ Ids = torch.Tensor
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors in a nest of tuples, lists and dicts."""
-    found: list[torch.Tensor] = []
-    fx.node.map_aggregate(value, lambda v: found.append(v) if isinstance(v, torch.Tensor) else None)
-    return found
+    """List the tensors in nested tuples, lists and dicts."""
+    result: list[torch.Tensor] = []
+    fx.node.map_aggregate(
+        value, lambda v: result.append(v) if isinstance(v, torch.Tensor) else None
+    )
+    return result
 
 
-def first(args: Any, kwargs: Any) -> Ids:
-    """The tensor that an op works on, given by place or by name."""
+def first_tensor(args: Any, kwargs: Any) -> Ids:
+    """Return the first tensor among an op's arguments, positional or by keyword."""
     return tensors((args, kwargs))[0]
 
 
-def narrowed(twin: Ids, but: int | None = None) -> Ids:
-    """The twin with expanded dimensions (stride 0) cut to size 1, for speed."""
-    for dim in range(twin.ndim):
-        if twin.stride(dim) == 0 and twin.shape[dim] > 1 and dim != but:
-            twin = twin.narrow(dim, 0, 1)
-    return twin
+def collapse(id_tensor: Ids, keep: int | None = None) -> Ids:
+    """Narrow expanded dimensions (stride 0) other than `keep` to size 1."""
+    for dim in range(id_tensor.ndim):
+        if id_tensor.stride(dim) == 0 and id_tensor.shape[dim] > 1 and dim != keep:
+            id_tensor = id_tensor.narrow(dim, 0, 1)
+    return id_tensor
 
 
-def compact(twin: Ids) -> Ids:
-    """The same twin with every dimension along which nothing varies as an expanded one."""
-    small = narrowed(twin)
+def compact(id_tensor: Ids) -> Ids:
+    """Return an equal id tensor that is expanded along every dimension without variation."""
+    small = collapse(id_tensor)
     for dim in range(small.ndim):
         one = small.narrow(dim, 0, 1)
         if small.shape[dim] > 1 and bool((small == one).all()):
             small = one
-    return small.expand(twin.shape)
+    return small.expand(id_tensor.shape)
 
 
-def spread(ids: Ids, dim: int, shape: TensorShape) -> Ids:
-    """A twin of this shape whose ids follow one dimension."""
+def expand_along(ids: Ids, dim: int, shape: TensorShape) -> Ids:
+    """Make an id tensor of this shape whose ids vary along `dim` only."""
     view = [1] * len(shape)
     if len(shape) > dim:
         view[dim] = -1
     return ids.reshape(view).expand(shape)
 
 
-def varies(twin: Ids, dim: int) -> bool:
+def varies(id_tensor: Ids, dim: int) -> bool:
     """Whether the ids differ along a dimension."""
-    return compact(twin).stride(dim) != 0 and twin.shape[dim] > 1
+    return compact(id_tensor).stride(dim) != 0 and id_tensor.shape[dim] > 1
 
 
-def components(count: int, ties: Iterable[tuple[Ids, Ids]]) -> np.ndarray:
-    """The smallest id tied to each id, by hooking roots onto smaller ones until none moves."""
+def connected_components(count: int, ties: Iterable[tuple[Ids, Ids]]) -> np.ndarray:
+    """Label each of `count` ids with the smallest id that it is tied to, directly or not."""
     pairs = [np.stack([a.numpy(), b.numpy()]) for a, b in ties]
     label = np.arange(count)
     if not pairs:
@@ -69,6 +71,7 @@ def components(count: int, ties: Iterable[tuple[Ids, Ids]]) -> np.ndarray:
         low, high = np.minimum(label[a], label[b]), np.maximum(label[a], label[b])
         if np.array_equal(low, high):
             return label
+        # hook each larger label onto the smaller one, then follow chains of labels to their root
         np.minimum.at(label, high, low)
         while not np.array_equal(label, label[label]):
             label = label[label]

@@ -1,8 +1,9 @@
 """Push channel ids through a traced network.
 
-Every tensor of the network has a twin of the same shape, filled with the ids of its channels.
-Ops that move elements about are run on the twin as they are; other ops tie ids to each other.
-Id 0 is never given out: a zero in a twin was made by the op itself (padding), and gets a new id.
+Every tensor of the network gets an id tensor of the same shape, filled with the ids of its
+channels. Ops that only move elements are run on id tensors as they are; other ops tie ids to each
+other. Id 0 is never allocated: a zero in an id tensor comes from the op itself (padding) and is
+replaced by a new id.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Term
-from legr_cli.channels.id_tensors import Ids, spread, tensors
+from legr_cli.channels.id_tensors import Ids, expand_along, tensors
 from legr_cli.channels.ops import (
     OpKind,
     describe,
@@ -21,117 +22,119 @@ from legr_cli.channels.ops import (
     may_be_view,
     node_facts,
 )
-from legr_cli.channels.rules import RULES, asks_for_shape
+from legr_cli.channels.rules import RULES, reads_only_metadata
 from legr_cli.channels.slicing import width_out
-from legr_cli.channels.trace import TensorShape, fetch
+from legr_cli.channels.trace import TensorShape, fetch_attr
 
 
 def push(traced: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Flow:
-    """Push ids through `traced`, whose values are known from a run on two images."""
+    """Push ids through `traced`; `shapes` are the node values recorded on two images."""
     flow = Flow(traced, shapes)
-    flow.pin(torch.zeros(1, dtype=torch.long), "weights that are computed on")
+    flow.pin(torch.zeros(1, dtype=torch.long), "weights computed in the forward pass")
     modules = dict(traced.named_modules())
     for node in traced.graph.nodes:
-        flow.twins[node] = _push_node(flow, node, modules)
+        flow.id_tensors[node] = _push_node(flow, node, modules)
     _pin_shared_tensors(flow)
     return flow
 
 
 def _push_node(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> Any:
-    """The twin of what `node` gives, after noting what it ties, makes and pins."""
+    """Return the id tensor of a node's result, recording what the op ties, creates and pins."""
     shape = flow.shapes[node]
     if node.op == "placeholder":
-        return _image(flow, node, shape)
+        return _push_input(flow, node, shape)
     if node.op == "get_attr":
-        return _attribute(flow, node)
-    args, kwargs = arguments(node, flow.twins)
+        return _push_attribute(flow, node)
+    args, kwargs = map_arguments(node, flow.id_tensors)
     if node.op == "output":
         flow.pin(args, describe(node, modules))
         return args
     module = modules[str(node.target)] if node.op == "call_module" else None
-    if not _has_shape(shape):
-        if not asks_for_shape(flow, node):
+    if not _holds_tensor(shape):
+        if not reads_only_metadata(flow, node):
             flow.pin((args, kwargs), describe(node, modules))
         return shape  # a plain value: a size, a number, a dtype
     flow.kinds[node] = kind = kind_of(node, modules)
-    twin = None
+    id_tensor = None
     hooked, base = _has_hooks(module), _base_of_view(flow, node, modules)
     if not hooked and base is None and (tensors((args, kwargs)) or kind is OpKind.SHAPE):
-        twin = RULES[kind](flow, node, module, args, kwargs)
-    if twin is None:
+        id_tensor = RULES[kind](flow, node, module, args, kwargs)
+    if id_tensor is None:
         if module is not None and kind is OpKind.LAYER:
-            flow.strangers[str(node.target)] = width_out(module)
+            flow.unsupported[str(node.target)] = width_out(module)
         flow.kinds[node] = OpKind.UNKNOWN
         reason = describe(node, modules) + (", which has hooks" if hooked else "")
-        flow.pin((args, kwargs, flow.twins[base] if base else ()), reason)
-        twin = _pinned(flow, shape, reason)
-    return twin
+        flow.pin((args, kwargs, flow.id_tensors[base] if base else ()), reason)
+        id_tensor = _pinned_ids(flow, shape, reason)
+    return id_tensor
 
 
-def _image(flow: Flow, node: fx.Node, shape: Any) -> Any:
-    """An input of the network; an option of `forward` is a plain value."""
+def _push_input(flow: Flow, node: fx.Node, shape: Any) -> Any:
+    """Create pinned ids for an input of the network; other arguments of `forward` have none."""
     if not isinstance(shape, TensorShape):
         return shape
-    ids = flow.fresh(shape[1] if len(shape) > 1 else 1)
+    ids = flow.new_ids(shape[1] if len(shape) > 1 else 1)
     flow.pin(ids, describe(node, {}))
-    return spread(ids, 1, shape)
+    return expand_along(ids, 1, shape)
 
 
 def _has_hooks(module: nn.Module | None) -> bool:
-    """Whether code runs around the module that the graph does not show (weight norm, masks)."""
+    """Whether hooks that the graph does not show (weight norm, masks) run around a module."""
     return module is not None and bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _base_of_view(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
-    """The tensor of which an op changes a part in place, if it is read again later on."""
+    """Return the tensor of which an in-place op modifies a view, if it is read again later."""
     if not in_place(node, modules) or not node.all_input_nodes:
         return None
-    root = node.all_input_nodes[0]
-    while may_be_view(root, flow.kinds.get(root), modules) and root.all_input_nodes:
-        root = root.all_input_nodes[0]
-    if root is node.all_input_nodes[0]:
+    base = node.all_input_nodes[0]
+    while may_be_view(base, flow.kinds.get(base), modules) and base.all_input_nodes:
+        base = base.all_input_nodes[0]
+    if base is node.all_input_nodes[0]:
         return None
-    views, later = [root], set()
+    views, later_users = [base], set()
     for view in views:
         views += [user for user in view.users if may_be_view(user, flow.kinds.get(user), modules)]
-        later |= {user for user in view.users if user > node}
-    return root if later else None
+        later_users |= {user for user in view.users if user > node}
+    return base if later_users else None
 
 
-def arguments(node: fx.Node, values: dict[fx.Node, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The node's arguments with other nodes replaced by their values."""
+def map_arguments(
+    node: fx.Node, values: dict[fx.Node, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the node's arguments with other nodes replaced by their values."""
     return (
         fx.node.map_arg(node.args, lambda n: values[n]),  # type: ignore[return-value]
         fx.node.map_arg(node.kwargs, lambda n: values[n]),
     )
 
 
-def _has_shape(value: Any) -> bool:
-    """Whether a recorded value is or holds a tensor."""
+def _holds_tensor(value: Any) -> bool:
+    """Whether a recorded value is or contains a tensor."""
     if isinstance(value, TensorShape):
         return True
     if isinstance(value, dict):
         value = list(value.values())
-    return isinstance(value, tuple | list) and any(_has_shape(v) for v in value)
+    return isinstance(value, tuple | list) and any(_holds_tensor(v) for v in value)
 
 
-def _pinned(flow: Flow, shape: Any, reason: str) -> Any:
-    """One id that can never be removed, for all that an op without a rule gives."""
+def _pinned_ids(flow: Flow, shape: Any, reason: str) -> Any:
+    """Create one pinned id per tensor in the result of an op without a rule."""
     if isinstance(shape, TensorShape):
-        twin = flow.fresh(1).reshape([1] * len(shape)).expand(shape)
-        flow.pin(twin, reason)
-        return twin
+        id_tensor = flow.new_ids(1).reshape([1] * len(shape)).expand(shape)
+        flow.pin(id_tensor, reason)
+        return id_tensor
     if isinstance(shape, dict):
-        return {key: _pinned(flow, value, reason) for key, value in shape.items()}
+        return {key: _pinned_ids(flow, value, reason) for key, value in shape.items()}
     if isinstance(shape, tuple | list):
-        return [_pinned(flow, value, reason) for value in shape]
+        return [_pinned_ids(flow, value, reason) for value in shape]
     return shape
 
 
-def _attribute(flow: Flow, node: fx.Node) -> Any:
-    """A tensor of the network: an index or a weight is a value, all else has an id an element."""
+def _push_attribute(flow: Flow, node: fx.Node) -> Any:
+    """Return an index as it is, zeros for a layer's weight, and an id per element otherwise."""
     name = str(node.target)
-    value = fetch(flow.traced, name)
+    value = fetch_attr(flow.traced, name)
     if not isinstance(value, torch.Tensor):
         return value
     if node.users and all(
@@ -141,18 +144,18 @@ def _attribute(flow: Flow, node: fx.Node) -> Any:
     if any(map(is_functional_layer, node.users)) or value.numel() == 1:
         return torch.zeros((), dtype=torch.long).expand(value.shape)
     if name not in flow.channelwise:
-        twin = flow.fresh(value.numel()).reshape(value.shape)
-        flow.channelwise[name] = twin
-        flow.own(name, value, twin.flatten())
-        if flow.counts(value):
-            flow.terms.append(Term(name, 0.0, 1, twin.flatten()))
+        id_tensor = flow.new_ids(value.numel()).reshape(value.shape)
+        flow.channelwise[name] = id_tensor
+        flow.record_owner(name, value, id_tensor.flatten())
+        if flow.count_once(value):
+            flow.terms.append(Term(name, 0.0, 1, id_tensor.flatten()))
     return flow.channelwise[name]
 
 
 def _pin_shared_tensors(flow: Flow) -> None:
-    """A tensor that two layers or norms share cannot be cut for one of them."""
+    """Pin the channels of tensors that several modules share: slicing one would slice the other."""
     owners: dict[int, tuple[str, list[Ids]]] = {}
-    for name, tensor, ids in flow.owned:
-        first, theirs = owners.setdefault(id(tensor), (name, ids))
-        if first != name:
-            flow.pin([theirs, ids], f"weights shared by {first} and {name}")
+    for name, tensor, ids in flow.owners:
+        first_owner, first_ids = owners.setdefault(id(tensor), (name, ids))
+        if first_owner != name:
+            flow.pin([first_ids, ids], f"weights shared by {first_owner} and {name}")

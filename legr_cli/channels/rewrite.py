@@ -1,7 +1,7 @@
-"""How each shape op works on fewer channels: as it is, with new sizes, or as a gather.
+"""Adapt shape ops to fewer channels: leave them as they are, change sizes, or gather channels.
 
-The pruned network is played through on twins: its ids are known beforehand (the dense twin
-without the removed ids), so an op fits as it is exactly when it gives those ids.
+A dry run of the plan decides. The ids that every pruned tensor must hold are known beforehand (the
+dense ids without the removed ones), so an op can stay exactly if it produces those ids.
 """
 
 from typing import Any
@@ -10,141 +10,148 @@ import numpy as np
 import torch
 from torch import fx
 
-from legr_cli.channels.dry_run import DryRun, Reshape, Rewrite, attempt, pruned_ids
+from legr_cli.channels.dry_run import DryRun, Reshape, Rewrite, pruned_ids, result_or_none
 from legr_cli.channels.gather import gather
 from legr_cli.channels.id_tensors import Ids, tensors
 from legr_cli.channels.ops import OpKind, describe, node_facts
-from legr_cli.channels.push import arguments
-from legr_cli.channels.rules import asks_for_shape, run
+from legr_cli.channels.push import map_arguments
+from legr_cli.channels.rules import reads_only_metadata, run_op
 from legr_cli.channels.units import Kept, Units
 
 
 def check_shape_ops(units: Units) -> list[tuple[Any, str]]:
-    """Play two random plans; the twins to pin, with the op that stands in the way."""
+    """Try two random plans; return the ids to pin, with the op that cannot be adapted."""
     rng = np.random.default_rng(0)
     for _ in range(2):
-        trouble = play(units, units.standing(rng.random(units.count) < 0.6)).trouble
-        if trouble:
-            return trouble
+        kept = units.without_empty_tensors(rng.random(units.count) < 0.6)
+        if failures := plan_rewrites(units, kept).failures:
+            return failures
     return []
 
 
-def play(units: Units, kept: Kept) -> DryRun:
-    """Walk through the network with the removed channels gone."""
-    stage = DryRun(units, kept)
+def plan_rewrites(units: Units, kept: Kept) -> DryRun:
+    """Run the network on id tensors without the removed channels."""
+    dry_run = DryRun(units, kept)
     modules = dict(units.flow.traced.named_modules())
     for node in units.flow.traced.graph.nodes:
-        stage.values[node] = _play_node(stage, node, modules)
-    return stage
+        dry_run.values[node] = _run_node(dry_run, node, modules)
+    return dry_run
 
 
-def _play_node(stage: DryRun, node: fx.Node, modules: dict[str, Any]) -> Any:
-    """The pruned twin of a node; trouble is noted where it cannot have one."""
-    flow = stage.units.flow
-    dense = flow.twins[node]
+def _run_node(dry_run: DryRun, node: fx.Node, modules: dict[str, Any]) -> Any:
+    """Return the pruned id tensor of a node; record a failure if it has none."""
+    flow = dry_run.units.flow
+    dense = flow.id_tensors[node]
     if node.op == "output":
         return None
     if node.op in ("placeholder", "get_attr"):
-        return pruned_ids(stage, dense) if flow.has_twin(node) else dense
-    args, kwargs = arguments(node, stage.values)
+        return pruned_ids(dry_run, dense) if flow.has_ids(node) else dense
+    args, kwargs = map_arguments(node, dry_run.values)
     kind = flow.kinds.get(node)
     if kind is None:
-        return _plain_value(stage, node, modules, args, kwargs)
+        return _plain_value(dry_run, node, modules, args, kwargs)
     if kind is OpKind.SHAPE:
-        return _shape_op(stage, node, modules, args, kwargs)
+        return _run_shape_op(dry_run, node, modules, args, kwargs)
     if kind is OpKind.UNKNOWN:
-        return dense  # it reads and gives only what stays
-    twin = pruned_ids(stage, dense)
-    ragged = twin is None or any(stage.values[n] is None for n in node.all_input_nodes)
-    numbers = kind is not OpKind.LAYER and _numbers(args, kwargs)  # surgery sets a layer's own
-    if ragged or (numbers and numbers != _numbers(*arguments(node, flow.twins))):
-        _note(stage, node, modules)
-    return twin
+        return dense  # all channels that it reads and returns are pinned
+    id_tensor = pruned_ids(dry_run, dense)
+    ragged = id_tensor is None or any(dry_run.values[n] is None for n in node.all_input_nodes)
+    # numbers computed from the width must not change; surgery updates those of layers
+    numbers = kind is not OpKind.LAYER and _numbers(args, kwargs)
+    if ragged or (numbers and numbers != _numbers(*map_arguments(node, flow.id_tensors))):
+        _record_failure(dry_run, node, modules)
+    return id_tensor
 
 
 def _plain_value(
-    stage: DryRun, node: fx.Node, modules: dict[str, Any], args: Any, kwargs: Any
+    dry_run: DryRun, node: fx.Node, modules: dict[str, Any], args: Any, kwargs: Any
 ) -> Any:
-    """A size or number, computed again on the pruned twins."""
-    flow = stage.units.flow
-    twins = [n for n in node.all_input_nodes if flow.has_twin(n)]
-    if any(stage.values[n] is None for n in twins):
-        _note(stage, node, modules)
-        return flow.twins[node]
-    if not node.all_input_nodes or not asks_for_shape(flow, node):
-        return flow.twins[node]
-    value = run(node, modules, args, kwargs)
-    return flow.twins[node] if isinstance(value, torch.dtype | torch.device | bool) else value
+    """Compute a size or number again, from the pruned tensors."""
+    flow = dry_run.units.flow
+    inputs = [n for n in node.all_input_nodes if flow.has_ids(n)]
+    if any(dry_run.values[n] is None for n in inputs):
+        _record_failure(dry_run, node, modules)
+        return flow.id_tensors[node]
+    if not node.all_input_nodes or not reads_only_metadata(flow, node):
+        return flow.id_tensors[node]
+    value = run_op(node, modules, args, kwargs)
+    # id tensors have another dtype and device than the network's tensors
+    return flow.id_tensors[node] if isinstance(value, torch.dtype | torch.device | bool) else value
 
 
 def _numbers(args: Any, kwargs: Any) -> list[Any]:
-    """The plain values among the arguments."""
-    found: list[Any] = []
+    """List the numbers among an op's arguments."""
+    values: list[Any] = []
     fx.node.map_aggregate(
-        (args, kwargs), lambda v: None if isinstance(v, torch.Tensor) else found.append(v)
+        (args, kwargs), lambda v: None if isinstance(v, torch.Tensor) else values.append(v)
     )
-    return [v for v in found if isinstance(v, int | float)]
+    return [v for v in values if isinstance(v, int | float)]
 
 
-def _note(stage: DryRun, node: fx.Node, modules: dict[str, Any]) -> None:
-    """This op cannot work on fewer channels: all that it touches has to stay."""
-    twins = stage.units.flow.twins
-    touched = [twins[n] for n in node.all_input_nodes] + [twins[node]]
-    stage.trouble.append((touched, describe(node, modules)))
+def _record_failure(dry_run: DryRun, node: fx.Node, modules: dict[str, Any]) -> None:
+    """Record that an op cannot work on fewer channels: its inputs and outputs must be pinned."""
+    id_tensors = dry_run.units.flow.id_tensors
+    touched = [id_tensors[n] for n in node.all_input_nodes] + [id_tensors[node]]
+    dry_run.failures.append((touched, describe(node, modules)))
 
 
-def _shape_op(stage: DryRun, node: fx.Node, modules: dict[str, Any], args: Any, kwargs: Any) -> Any:
-    """Keep the op if it gives the wanted ids on fewer channels, else rewrite it."""
-    dense = stage.units.flow.twins[node]
-    whole = all(stage.values[n] is not None for n in node.all_input_nodes)
-    many = not isinstance(dense, torch.Tensor)
-    wanted = [pruned_ids(stage, twin) for twin in tensors(dense)]
-    if whole and all(twin is not None for twin in wanted):
-        made = attempt(lambda: run(node, modules, args, kwargs))
-        if _same(made, wanted, stage.units.flow.constants):
-            return made if many else wanted[0]
-    if many:
+def _run_shape_op(
+    dry_run: DryRun, node: fx.Node, modules: dict[str, Any], args: Any, kwargs: Any
+) -> Any:
+    """Keep the op if it produces the expected ids on fewer channels, else rewrite it."""
+    dense = dry_run.units.flow.id_tensors[node]
+    inputs_known = all(dry_run.values[n] is not None for n in node.all_input_nodes)
+    returns_several = not isinstance(dense, torch.Tensor)
+    expected = [pruned_ids(dry_run, id_tensor) for id_tensor in tensors(dense)]
+    if inputs_known and all(id_tensor is not None for id_tensor in expected):
+        result = result_or_none(lambda: run_op(node, modules, args, kwargs))
+        if _ids_match(result, expected, dry_run.units.flow.padding_ids):
+            return result if returns_several else expected[0]
+    if returns_several:
         return None  # its parts are gathered one by one
-    if wanted[0] is None:
+    if expected[0] is None:
         return None
-    rewrite: Rewrite | None = _reshape(stage, node, modules, args, wanted[0]) if whole else None
-    rewrite = rewrite or gather(stage, node, modules)
+    rewrite: Rewrite | None = None
+    if inputs_known:
+        rewrite = _reshape(dry_run, node, modules, args, expected[0])
+    rewrite = rewrite or gather(dry_run, node, modules)
     if rewrite is None:
-        _note(stage, node, modules)
+        _record_failure(dry_run, node, modules)
     else:
-        stage.rewrites[node] = rewrite
-    return wanted[0]
+        dry_run.rewrites[node] = rewrite
+    return expected[0]
 
 
-def _same(made: Any, wanted: list[Ids], constants: list[Ids]) -> bool:
-    """Whether the wanted ids were made; a zero is the op's own, and stands for a constant."""
-    found = tensors(made)
-    if [a.shape for a in found] != [b.shape for b in wanted]:
+def _ids_match(result: Any, expected: list[Ids], padding_ids: list[Ids]) -> bool:
+    """Whether an op's result holds the expected ids; a zero matches any padding id."""
+    actual = tensors(result)
+    if [a.shape for a in actual] != [b.shape for b in expected]:
         return False
-    for a, b in zip(found, wanted, strict=True):
-        own = a == 0
-        if bool(own.any()) and not bool(torch.isin(b[own], torch.cat(constants)).all()):
+    for a, b in zip(actual, expected, strict=True):
+        zeros = a == 0
+        if bool(zeros.any()) and not bool(torch.isin(b[zeros], torch.cat(padding_ids)).all()):
             return False
-        if not bool(((a == b) | own).all()):
+        if not bool(((a == b) | zeros).all()):
             return False
     return True
 
 
 def _reshape(
-    stage: DryRun, node: fx.Node, modules: dict[str, Any], args: Any, wanted: Ids
+    dry_run: DryRun, node: fx.Node, modules: dict[str, Any], args: Any, expected: Ids
 ) -> Reshape | None:
-    """The same reshape to the pruned sizes, if that puts every id in its place."""
-    if not node_facts(node, modules).reshapes:
+    """Return the same reshape to the pruned sizes, if it produces the expected ids."""
+    facts = node_facts(node, modules)
+    if not facts.reshapes:
         return None
-    made = attempt(lambda: args[0].reshape(wanted.shape))
-    if made is None or not torch.equal(made, wanted):
+    result = result_or_none(lambda: args[0].reshape(expected.shape))
+    if result is None or not torch.equal(result, expected):
         return None
     sizes = node.args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
         sizes = tuple(sizes[0])
-    if node.target not in ("reshape", torch.reshape) or len(sizes) != wanted.ndim:
-        return Reshape((-1, *wanted.shape[1:]))
-    values = fx.node.map_arg(sizes, lambda n: stage.values[n])
-    pairs = zip(sizes, values, wanted.shape, strict=True)  # type: ignore[arg-type]
-    # a size that still holds stays as it is written: it may depend on the image
+    if not facts.takes_sizes or len(sizes) != expected.ndim:
+        return Reshape((-1, *expected.shape[1:]))
+    values = fx.node.map_arg(sizes, lambda n: dry_run.values[n])
+    pairs = zip(sizes, values, expected.shape, strict=True)  # type: ignore[arg-type]
+    # a size that is still right stays as written: it may depend on the input
     return Reshape(tuple(size if value in (now, -1) else now for size, value, now in pairs))  # type: ignore[misc]

@@ -1,8 +1,8 @@
 """One rule for each kind of op: what it does to the ids of the channels it reads.
 
-A rule gets the flow, the node, its module (or None) and its arguments with twins in the place of
-tensors. It notes ties, layers and costs, and gives the twin of the op's result; None means that
-the op has no rule after all.
+A rule gets the flow, the node, its module (or None) and its arguments, with id tensors in place of
+tensors. It records ties, layers and costs, and returns the id tensor of the op's result, or None if
+it cannot handle the call.
 """
 
 import math
@@ -10,19 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Term
-from legr_cli.channels.id_tensors import Ids, compact, first, spread, tensors, varies
-from legr_cli.channels.layers import layer
-from legr_cli.channels.ops import OpKind, describe, node_facts
-from legr_cli.channels.slicing import axes_of, obeys, width_out
+from legr_cli.channels.id_tensors import Ids, compact, expand_along, first_tensor, tensors, varies
+from legr_cli.channels.layers import layer_rule
+from legr_cli.channels.ops import OpKind, describe, module_facts, node_facts
+from legr_cli.channels.slicing import channel_axes, slices_like_base, width_out
 from legr_cli.channels.trace import TensorShape
 
 
-def run(node: fx.Node, modules: dict[str, nn.Module], args: Any, kwargs: Any) -> Any:
-    """Run a node's op on other values, on the CPU whatever device the network is on."""
+def run_op(node: fx.Node, modules: dict[str, nn.Module], args: Any, kwargs: Any) -> Any:
+    """Run a node's op on other arguments, on the CPU whatever the network's device."""
     kwargs = {k: v for k, v in kwargs.items() if k != "device"}
     if node.op == "call_module":
         return modules[str(node.target)](*args, **kwargs)
@@ -32,159 +31,134 @@ def run(node: fx.Node, modules: dict[str, nn.Module], args: Any, kwargs: Any) ->
     return node.target(*args, **kwargs)
 
 
-def _channelwise(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """A norm passes ids on; its own numbers go with them."""
-    if isinstance(module, nn.PReLU) and module.num_parameters == 1:
-        return first(args, kwargs)
-    return _norm(flow, node, module, args, kwargs, _norm_flops(module))
-
-
-def _groupwise(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """GroupNorm ties each group; with one group it looks at all channels, and has no rule."""
-    assert isinstance(module, nn.GroupNorm)
-    if module.num_groups == 1:
-        return None
-    lines = flow.along(first(args, kwargs), 1).reshape(module.num_groups, -1)
-    flow.tie(lines, lines[:, :1])
-    return _norm(flow, node, module, args, kwargs, 5 if module.affine else 4)
-
-
-def _norm(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: Any, flops: int) -> Any:
-    """Note the channels of a module with numbers for each channel, and what it costs."""
-    name, shape = str(node.target), flow.shapes[node]
-    twin = first(args, kwargs)
-    if len(args) + len(kwargs) != 1 or not obeys(module, twin.shape):
-        return None
-    ids = flow.along(twin, 1)
-    known = flow.channelwise.get(name)
-    if known is not None:
-        flow.tie(known, ids)
-    flow.channelwise[name] = ids
-    sizes = 0
-    for key in axes_of(module):
-        tensor = getattr(module, key)
-        if known is None:
-            flow.own(name, tensor, ids)
-        sizes += tensor.numel() if flow.counts(tensor) else 0
-    params = sizes // width_out(module)
-    positions = math.prod(shape) // (2 * shape[1])
-    flow.terms.append(Term(name, flops * positions, params, ids))
-    return spread(ids, 1, shape)
-
-
-def _norm_flops(module: nn.Module) -> int:
-    """Operations an element, as fvcore counts them in evaluation mode."""
-    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
-        return 5 if module.affine else 4
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        if module.running_mean is None:
-            return 5 if module.affine else 4
-        return 2 if module.affine else 1
-    return 0
-
-
-def _elementwise(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
-    """Ties operands position by position; one that is spread over channels is pinned."""
-    shape = flow.shapes[node]
-    if not isinstance(shape, TensorShape):
-        return None
-    operands = []
-    for twin in tensors((args, kwargs)):
-        if twin.numel() == 1 < math.prod(shape):
-            continue  # a number for all channels
-        twin = twin.reshape((1,) * (len(shape) - twin.ndim) + twin.shape)
-        wide = [d for d in range(len(shape)) if twin.shape[d] < shape[d]]
-        varied = any(varies(twin, d) for d in range(twin.ndim))
-        operands.append(((not varied, len(wide)), wide, twin))
-    full: Ids | None = None
-    for _, wide, twin in sorted(operands, key=lambda operand: operand[0]):
-        if full is not None and any(varies(full, d) for d in wide):
-            modules = {str(node.target): module}
-            flow.pin(twin, f"{describe(node, modules)}, which spreads it over all channels")
-        elif full is not None:
-            flow.tie(twin.expand(shape), full)
-        else:
-            full = twin.expand(shape)
-    return full
-
-
-def _shape(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
-    """Run the op on the ids themselves."""
-    if node_facts(node).indexes and any(flow.has_twin(n) for n in node.all_input_nodes[1:]):
-        return None
-    try:
-        made = run(node, {str(node.target): module}, args, kwargs)
-    except (RuntimeError, TypeError):  # it does not work on whole numbers
-        return None
-    return fx.node.map_aggregate(made, lambda v: _named(flow, v))
-
-
-def asks_for_shape(flow: Flow, node: fx.Node) -> bool:
-    """Whether a node that gives a plain value looks at shapes and types only, never at numbers."""
-    if not any(flow.has_twin(n) for n in node.all_input_nodes):
+def reads_only_metadata(flow: Flow, node: fx.Node) -> bool:
+    """Whether a node that returns a plain value depends on shapes and dtypes only."""
+    if not any(flow.has_ids(n) for n in node.all_input_nodes):
         return True  # arithmetic on such values
     return node_facts(node).kind is OpKind.METADATA
 
 
-def _named(flow: Flow, value: Any) -> Any:
-    """A twin that a shape op made, with new ids in the place of its zeros."""
+def _channelwise(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A norm passes ids through, and its parameters follow them."""
+    name, shape = str(node.target), flow.shapes[node]
+    id_tensor = first_tensor(args, kwargs)
+    if len(args) + len(kwargs) != 1 or not slices_like_base(module, id_tensor.shape):
+        return None
+    ids = flow.ids_along(id_tensor, 1)
+    earlier = flow.channelwise.get(name)
+    if earlier is not None:
+        flow.tie(earlier, ids)
+    flow.channelwise[name] = ids
+    uncounted = 0
+    for key in channel_axes(module):
+        tensor = getattr(module, key)
+        if earlier is None:
+            flow.record_owner(name, tensor, ids)
+        uncounted += tensor.numel() if flow.count_once(tensor) else 0
+    params = uncounted // width_out(module)
+    element_flops = module_facts(module).element_flops
+    flops = element_flops(module) if element_flops else 0
+    positions = math.prod(shape) // (2 * shape[1])  # shapes are those of two images
+    flow.terms.append(Term(name, flops * positions, params, ids))
+    return expand_along(ids, 1, shape)
+
+
+def _groupwise(flow: Flow, node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """GroupNorm ties the channels of each group, and is a norm otherwise."""
+    assert isinstance(module, nn.GroupNorm)
+    groups = flow.ids_along(first_tensor(args, kwargs), 1).reshape(module.num_groups, -1)
+    flow.tie(groups, groups[:, :1])
+    return _channelwise(flow, node, module, args, kwargs)
+
+
+def _elementwise(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
+    """Tie operands position by position; pin an operand that is broadcast over channels."""
+    shape = flow.shapes[node]
+    if not isinstance(shape, TensorShape):
+        return None
+    operands = []
+    for id_tensor in tensors((args, kwargs)):
+        if id_tensor.numel() == 1 < math.prod(shape):
+            continue  # one number for all channels
+        id_tensor = id_tensor.reshape((1,) * (len(shape) - id_tensor.ndim) + id_tensor.shape)
+        broadcast = [d for d in range(len(shape)) if id_tensor.shape[d] < shape[d]]
+        has_channels = any(varies(id_tensor, d) for d in range(id_tensor.ndim))
+        operands.append(((not has_channels, len(broadcast)), broadcast, id_tensor))
+    result: Ids | None = None
+    # the operand with the most channels and the fewest broadcast dimensions gives the result's ids
+    for _, broadcast, id_tensor in sorted(operands, key=lambda operand: operand[0]):
+        if result is not None and any(varies(result, d) for d in broadcast):
+            modules = {str(node.target): module}
+            flow.pin(id_tensor, f"{describe(node, modules)}, which spreads it over all channels")
+        elif result is not None:
+            flow.tie(id_tensor.expand(shape), result)
+        else:
+            result = id_tensor.expand(shape)
+    return result
+
+
+def _shape(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
+    """Run the op on the ids themselves."""
+    if node_facts(node).indexes and any(flow.has_ids(n) for n in node.all_input_nodes[1:]):
+        return None
+    try:
+        result = run_op(node, {str(node.target): module}, args, kwargs)
+    except (RuntimeError, TypeError):  # the op does not support integers
+        return None
+    return fx.node.map_aggregate(result, lambda v: _number_zeros(flow, v))
+
+
+def _number_zeros(flow: Flow, value: Any) -> Any:
+    """Replace zeros, which a shape op has added, by new ids."""
     if not isinstance(value, torch.Tensor):
         return value
     value = value.long()
-    blank = value == 0
-    if bool(blank.any()):
-        flow.constants.append(flow.fresh(int(blank.sum())))
+    zeros = value == 0
+    if bool(zeros.any()):
+        flow.padding_ids.append(flow.new_ids(int(zeros.sum())))
         value = value.clone()
-        value[blank] = flow.constants[-1]
+        value[zeros] = flow.padding_ids[-1]
         return value
     return compact(value)
 
 
 def _spatial(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
-    """Pooling and resizing: each channel goes on as itself."""
+    """Pooling and resizing keep every channel where it is."""
     shape = flow.shapes[node]
     if not isinstance(shape, TensorShape) or len(shape) < 3 or len(tensors((args, kwargs))) != 1:
         return None
-    twin = first(args, kwargs)
-    if shape[:2] != tuple(twin.shape[:2]):
-        return None  # it pads channels or more
-    ids = flow.along(twin, 1)
-    flops = _spatial_flops(node, module, twin.shape, shape, kwargs)
+    id_tensor = first_tensor(args, kwargs)
+    if shape[:2] != tuple(id_tensor.shape[:2]):
+        return None  # it pads the batch or the channels
+    ids = flow.ids_along(id_tensor, 1)
+    channel_flops = (module_facts(module) if module else node_facts(node)).channel_flops
+    flops = channel_flops(module, kwargs, id_tensor.shape, shape) if channel_flops else 0
     if flops:
         flow.terms.append(Term(str(node.target if module else node.name), flops, 0, ids))
-    return spread(ids, 1, shape)
-
-
-def _spatial_flops(node: fx.Node, module: Any, into: Any, out: Any, kwargs: Any) -> float:
-    """Operations a channel, as fvcore counts them: adaptive pooling and resizing, in 2-D."""
-    if isinstance(module, nn.AdaptiveAvgPool2d) or node.target is F.adaptive_avg_pool2d:
-        return math.prod(into[2:])
-    if isinstance(module, nn.Upsample) or node.target is F.interpolate:
-        mode = module.mode if module else kwargs.get("mode", "nearest")
-        if mode == "area":  # adaptive pooling by another name
-            return math.prod(into[2:]) * (len(out) == 4)
-        return {"nearest": 1, "bilinear": 4}.get(mode, 0) * math.prod(out[2:]) * (len(out) == 4)
-    return 0
+    return expand_along(ids, 1, shape)
 
 
 def _reduce(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
-    """Mean, sum, softmax …: over space as it is; what they mix beside that is tied, line by line.
+    """Tie the channels that a mean, sum or softmax combines; reducing over space ties nothing.
 
-    Over all channels there would be one line only: that has no rule.
+    A reduction over all channels would tie all of them, so it is left without a rule.
     """
-    shape, twin = flow.shapes[node], compact(first(args, kwargs))
-    default = args[1] if len(args) > 1 else None
-    named = kwargs.get("dim", kwargs.get("axis", default))
-    dims = getattr(module, "dim", None) if module else named
+    shape, id_tensor = flow.shapes[node], compact(first_tensor(args, kwargs))
+    positional = args[1] if len(args) > 1 else None
+    given = kwargs.get("dim", kwargs.get("axis", positional))
+    dims = getattr(module, "dim", None) if module else given
     if dims is None or not isinstance(shape, TensorShape) or len(tensors((args, kwargs))) != 1:
         return None
     dims = [dims] if isinstance(dims, int) else list(dims)
-    lines = compact(twin.amin(dims, keepdim=True))
-    if any(varies(twin, dim % twin.ndim) for dim in dims):
-        if not any(varies(lines, dim) for dim in range(lines.ndim)):
+    # the smallest id stands for all the ids that are combined with it
+    combined = compact(id_tensor.amin(dims, keepdim=True))
+    if any(varies(id_tensor, dim % id_tensor.ndim) for dim in dims):
+        if not any(varies(combined, dim) for dim in range(combined.ndim)):
             return None
-        flow.tie(twin, lines)
-    return lines.expand(twin.shape) if tuple(shape) == tuple(twin.shape) else lines.reshape(shape)
+        flow.tie(id_tensor, combined)
+    if tuple(shape) == tuple(id_tensor.shape):
+        return combined.expand(id_tensor.shape)
+    return combined.reshape(shape)
 
 
 def _unknown(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
@@ -193,13 +167,13 @@ def _unknown(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> 
 
 
 RULES: dict[OpKind, Callable[..., Any]] = {
-    OpKind.LAYER: layer,
+    OpKind.LAYER: layer_rule,
     OpKind.CHANNELWISE: _channelwise,
     OpKind.GROUPWISE: _groupwise,
     OpKind.ELEMENTWISE: _elementwise,
     OpKind.SHAPE: _shape,
     OpKind.SPATIAL: _spatial,
     OpKind.REDUCE: _reduce,
-    OpKind.METADATA: _unknown,  # reached only if it gives a tensor after all
+    OpKind.METADATA: _unknown,  # reached only if the op returns a tensor after all
     OpKind.UNKNOWN: _unknown,
 }

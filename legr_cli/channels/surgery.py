@@ -1,4 +1,4 @@
-"""Cut units out of a network: a new, smaller `GraphModule` with the old parameter names."""
+"""Remove units: build a smaller `GraphModule` with the parameter names of the dense network."""
 
 import copy
 from typing import Any
@@ -7,22 +7,26 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from legr_cli.channels.dry_run import Gather, Reshape, box
-from legr_cli.channels.layers import layer_at
-from legr_cli.channels.rewrite import play
-from legr_cli.channels.slicing import Axes, like, sliced, take
-from legr_cli.channels.trace import drop_unused, fetch
-from legr_cli.channels.units import Kept, Units, index
+from legr_cli.channels.dry_run import Gather, Reshape, kept_box
+from legr_cli.channels.layers import ARGUMENTS, layer_at
+from legr_cli.channels.rewrite import plan_rewrites
+from legr_cli.channels.slicing import Axes, as_parameter_like, slice_module, slice_tensor
+from legr_cli.channels.trace import drop_unused, fetch_attr
+from legr_cli.channels.units import Kept, Units, kept_index
 from legr_cli.errors import ModelError
 
 
 def apply(units: Units, kept: Kept) -> fx.GraphModule:
-    """The network with only the kept units; the dense network is not touched."""
-    stage = play(units, kept)
-    if stage.trouble:
+    """Return a copy of the network with only the kept units, in evaluation mode.
+
+    `kept` has one bool per unit. The dense network is left unchanged. Raises ModelError if an op
+    cannot be adapted to this plan.
+    """
+    dry_run = plan_rewrites(units, kept)
+    if dry_run.failures:
         raise ModelError(
-            f"{stage.trouble[0][1]} cannot work on so few channels: please report this network; "
-            "another target may do"
+            f"{dry_run.failures[0][1]} cannot be adapted to this plan: this is a bug in legr, "
+            "please report it with the network; another target may work"
         )
     root = nn.Module()
     graph = fx.Graph()
@@ -30,7 +34,7 @@ def apply(units: Units, kept: Kept) -> fx.GraphModule:
     _copy_tensors(units, kept, root)
     copied: dict[fx.Node, fx.Node] = {}
     for node in flow.traced.graph.nodes:
-        rewrite = stage.rewrites.get(node)
+        rewrite = dry_run.rewrites.get(node)
         if rewrite is None:
             copied[node] = graph.node_copy(node, lambda n: copied[n])
             _set_groups(units, kept, copied[node], node)
@@ -46,72 +50,76 @@ def apply(units: Units, kept: Kept) -> fx.GraphModule:
 
 
 def _set_groups(units: Units, kept: Kept, new: fx.Node, node: fx.Node) -> None:
-    """A functional grouped convolution is told its groups: now as many as stay."""
+    """Update the `groups` argument of a functional grouped convolution."""
     layer = layer_at(units.flow, node)
     if node.op == "call_module" or layer is None or layer.axes.into is not None:
         return
-    groups = len(index(units.keeps(kept, layer.into))) // layer.weight.shape[1]
-    if len(node.args) > 6:
-        new.args = (*new.args[:6], groups)
+    # a grouped weight is (out, in / groups, …), and groups are removed as a whole
+    groups = len(kept_index(units.keeps(kept, layer.into))) // layer.weight.shape[1]
+    place = ARGUMENTS.index("groups")
+    if len(node.args) > place:
+        new.args = (*new.args[:place], groups)
     else:
         new.kwargs = {**new.kwargs, "groups": groups}
 
 
 def _copy_tensors(units: Units, kept: Kept, root: nn.Module) -> None:
-    """Give `root` a copy of every module and tensor that the graph uses, cut to size."""
+    """Add a sliced copy of every module and tensor that the graph uses to `root`."""
     flow = units.flow
-    made: dict[int, torch.Tensor] = {}
+    copies: dict[int, torch.Tensor] = {}
     nodes = list(flow.traced.graph.nodes)
     modules = {str(node.target) for node in nodes if node.op == "call_module"}
-    for name in sorted(modules):  # a module comes before those inside it
+    for name in sorted(modules):  # a module comes before its submodules
         if _has(root, name):
             continue
         module = flow.traced.get_submodule(name)
         if name in flow.layers:
             layer = flow.layers[name]
-            out, into = (index(units.keeps(kept, ids)) for ids in (layer.out, layer.into))
-            _put(root, name, sliced(module, out, into, made))
+            out, into = (kept_index(units.keeps(kept, ids)) for ids in (layer.out, layer.into))
+            _set(root, name, slice_module(module, out, into, copies))
         elif name in flow.channelwise:
-            ids = index(units.keeps(kept, flow.channelwise[name]))
-            _put(root, name, sliced(module, ids, ids, made))
+            index = kept_index(units.keeps(kept, flow.channelwise[name]))
+            _set(root, name, slice_module(module, index, index, copies))
         else:
-            _put(root, name, copy.deepcopy(module))
+            _set(root, name, copy.deepcopy(module))
     for node in nodes:
         if node.op == "get_attr" and not _has(root, str(node.target)):
-            _put(root, str(node.target), _tensor(units, kept, node, made))
+            _set(root, str(node.target), _slice_attribute(units, kept, node, copies))
 
 
-def _tensor(units: Units, kept: Kept, node: fx.Node, made: dict[int, torch.Tensor]) -> Any:
-    """A parameter or buffer that the graph reads by itself, cut to size."""
+def _slice_attribute(
+    units: Units, kept: Kept, node: fx.Node, copies: dict[int, torch.Tensor]
+) -> Any:
+    """Slice a parameter or buffer that the graph reads directly."""
     flow, name = units.flow, str(node.target)
-    value = fetch(flow.traced, name)
+    value = fetch_attr(flow.traced, name)
     if not isinstance(value, torch.Tensor):
         return copy.deepcopy(value)
-    if id(value) in made:
-        return made[id(value)]
+    if id(value) in copies:
+        return copies[id(value)]
     new = value.detach().clone()
     for layer in flow.layers.values():
         if name in (layer.name, layer.bias):
-            out, into = (index(units.keeps(kept, ids)) for ids in (layer.out, layer.into))
-            new = take(new, layer.axes if name == layer.name else Axes(0), out, into)
+            out, into = (kept_index(units.keeps(kept, ids)) for ids in (layer.out, layer.into))
+            new = slice_tensor(new, layer.axes if name == layer.name else Axes(0), out, into)
     if name in flow.channelwise:
-        for dim, pick in enumerate(box(units, kept, flow.channelwise[name]) or []):
+        for dim, pick in enumerate(kept_box(units, kept, flow.channelwise[name]) or []):
             new = new if pick is None else new.index_select(dim, pick.to(new.device))
-    made[id(value)] = like(value, new)
-    return made[id(value)]
+    copies[id(value)] = as_parameter_like(value, new)
+    return copies[id(value)]
 
 
 def _has(root: nn.Module, name: str) -> bool:
-    """Whether `root` has something at this dotted name."""
+    """Whether `root` has an attribute at this dotted name."""
     try:
-        fetch(root, name)
+        fetch_attr(root, name)
     except AttributeError:
         return False
     return True
 
 
-def _put(root: nn.Module, name: str, value: Any, persistent: bool = True) -> None:
-    """Set a dotted name, making the modules on the way."""
+def _set(root: nn.Module, name: str, value: Any, persistent: bool = True) -> None:
+    """Set an attribute at a dotted name, adding the modules in between."""
     *path, last = name.split(".")
     for part in path:
         if not hasattr(root, part):
@@ -128,28 +136,30 @@ def _put(root: nn.Module, name: str, value: Any, persistent: bool = True) -> Non
 def _emit_gather(
     graph: fx.Graph, root: nn.Module, gather: Gather, copied: dict[fx.Node, fx.Node], name: str
 ) -> fx.Node:
-    """Write a choice of channels as plainly as can be: nothing, a slice, padding, or an index."""
+    """Emit the cheapest ops that select the channels: none, a slice, padding, or an index."""
     sources = [copied[source] for source in gather.sources]
     value = sources[0]
     if len(sources) > 1:
         value = graph.call_function(torch.cat, (sources, gather.dim))
+    # zeros at both ends become padding; the picks between them become a slice or an index
     picks, zero = list(gather.picks), gather.width
-    inside = [i for i, pick in enumerate(picks) if pick != zero] or [0]
-    before, after = inside[0], len(picks) - 1 - inside[-1]
+    nonzero = [i for i, pick in enumerate(picks) if pick != zero] or [0]
+    before, after = nonzero[0], len(picks) - 1 - nonzero[-1]
     inner = picks[before : len(picks) - after]
-    if zero in inner:  # zeros in the middle: a channel of zeros at the end, to point to
-        value = _pad(graph, value, gather, 0, 1)
+    if zero in inner:  # zeros in between: append a channel of zeros for the index to select
+        value = _emit_pad(graph, value, gather, 0, 1)
     if inner == list(range(inner[0], inner[0] + len(inner))):
         if len(inner) < gather.width:
             value = graph.call_function(torch.narrow, (value, gather.dim, inner[0], len(inner)))
     else:
         buffer = f"_picks_{name}"
-        _put(root, buffer, torch.tensor(inner), persistent=False)
+        _set(root, buffer, torch.tensor(inner), persistent=False)
         value = graph.call_function(torch.index_select, (value, gather.dim, graph.get_attr(buffer)))
-    return _pad(graph, value, gather, before, after) if before or after else value
+    return _emit_pad(graph, value, gather, before, after) if before or after else value
 
 
-def _pad(graph: fx.Graph, value: fx.Node, gather: Gather, before: int, after: int) -> fx.Node:
-    """Zeros before and after the channels."""
+def _emit_pad(graph: fx.Graph, value: fx.Node, gather: Gather, before: int, after: int) -> fx.Node:
+    """Pad the channel dimension with zeros."""
+    # F.pad lists (before, after) pairs from the last dimension backwards
     amounts = [0, 0] * (gather.ndim - 1 - gather.dim) + [before, after]
     return graph.call_function(F.pad, (value, amounts))

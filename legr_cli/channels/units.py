@@ -1,4 +1,4 @@
-"""Units: the channels of a network that must live or die together."""
+"""Units: sets of channels that can only be kept or removed together."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,14 @@ import numpy as np
 import torch
 
 from legr_cli.channels.flow import Flow
-from legr_cli.channels.id_tensors import Ids, components, narrowed, tensors
+from legr_cli.channels.id_tensors import Ids, collapse, connected_components, tensors
 
-Kept = np.ndarray  # a bool for each unit
+Kept = np.ndarray  # a plan: for each unit, whether it is kept
 
 
 @dataclass(frozen=True)
 class Pin:
-    """Channels of a layer that stay, and the op that holds them."""
+    """Channels of a layer that cannot be removed, and the op that requires them."""
 
     layer: str
     channels: int
@@ -22,75 +22,74 @@ class Pin:
 
 @dataclass(frozen=True)
 class Units:
-    """A traced network and its units.
-
-    `of_id[i]` is the unit of channel id `i`, or -1 where nothing can be removed. Of each of
-    `lines` at least one unit stays, so that no tensor vanishes.
-    """
+    """A traced network and its units."""
 
     flow: Flow
-    of_id: np.ndarray
+    unit_of_id: np.ndarray  # the unit of each channel id; -1 for channels that always stay
     count: int
     pins: tuple[Pin, ...]
-    lines: tuple[np.ndarray, ...]
+    tensor_units: tuple[np.ndarray, ...]  # units of tensors that would vanish without all of them
     input_shape: tuple[int, ...]
 
-    def of(self, ids: Ids) -> np.ndarray:
-        """The unit of each of these ids; -1 for those that always stay."""
-        return self.of_id[ids.numpy()]
+    def unit_of(self, ids: Ids) -> np.ndarray:
+        """Return the unit of each id; -1 for channels that always stay."""
+        return self.unit_of_id[ids.numpy()]
 
     def keeps(self, kept: Kept, ids: Ids) -> np.ndarray:
-        """Whether each of these ids stays under a plan."""
-        return np.append(kept, True)[self.of(ids)]
+        """Return whether each id is kept under a plan."""
+        # unit -1 indexes the appended True: channels of no unit always stay
+        return np.append(kept, True)[self.unit_of(ids)]
 
-    def standing(self, kept: Kept) -> Kept:
-        """The plan with a unit put back wherever a tensor would vanish."""
+    def without_empty_tensors(self, kept: Kept) -> Kept:
+        """Return the plan with one unit added back to every tensor that would lose them all."""
         kept = kept.copy()
-        for line in self.lines:
-            kept[line[0]] |= not kept[line].any()
+        for units in self.tensor_units:
+            kept[units[0]] |= not kept[units].any()
         return kept
 
 
-def number(flow: Flow, input_shape: tuple[int, ...]) -> Units:
-    """Number the classes of tied ids that hold filters and no pinned channel: the units."""
-    label = components(flow.ids, flow.ties)
+def assign_units(flow: Flow, input_shape: tuple[int, ...]) -> Units:
+    """Number the sets of tied ids that contain output channels of a layer and no pinned id."""
+    label = connected_components(flow.id_count, flow.ties)
     reason_of: dict[int, str] = {}
     for ids, reason in flow.pins:
         for root in np.unique(label[ids.numpy()]):
             reason_of.setdefault(int(root), reason)
-    pinned = np.zeros(flow.ids, bool)
+    pinned = np.zeros(flow.id_count, bool)
     pinned[list(reason_of)] = True
     roots = [label[layer.out.numpy()] for layer in flow.layers.values()]
     free = np.unique(np.concatenate([r[~pinned[r]] for r in roots])) if roots else np.array([], int)
-    of_root = np.full(flow.ids, -1)
-    of_root[free] = np.arange(len(free))
+    # a set's label is its smallest id, so units are numbered in network order
+    unit_of_root = np.full(flow.id_count, -1)
+    unit_of_root[free] = np.arange(len(free))
     pins = [
         Pin(name, int(count), reason_of[int(root)])
         for name, r in zip(flow.layers, roots, strict=True)
-        for root, count in _by_reason(r[pinned[r]], reason_of)
+        for root, count in _count_by_reason(r[pinned[r]], reason_of)
     ]
-    for name, width in flow.strangers.items():
+    for name, width in flow.unsupported.items():
         kind = type(flow.traced.get_submodule(name)).__name__
         pins.append(Pin(name, width, f"{kind} ({name})"))
-    of_id = of_root[label]
-    return Units(flow, of_id, len(free), tuple(pins), _lines(flow, of_id), tuple(input_shape))
+    unit_of_id = unit_of_root[label]
+    tensor_units = _tensor_units(flow, unit_of_id)
+    return Units(flow, unit_of_id, len(free), tuple(pins), tensor_units, tuple(input_shape))
 
 
-def _lines(flow: Flow, of_id: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The units of every tensor that has no other channels."""
-    found: dict[bytes, np.ndarray] = {}
-    for node, twin in flow.twins.items():
-        if node.op == "output" or not flow.has_twin(node):
+def _tensor_units(flow: Flow, unit_of_id: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the units of every tensor all of whose channels can be removed."""
+    distinct: dict[bytes, np.ndarray] = {}
+    for node, value in flow.id_tensors.items():
+        if node.op == "output" or not flow.has_ids(node):
             continue
-        for tensor in tensors(twin):
-            line = np.unique(of_id[narrowed(tensor).numpy()])
-            if line.size and line[0] >= 0:
-                found[line.tobytes()] = line
-    return tuple(found.values())
+        for id_tensor in tensors(value):
+            units = np.unique(unit_of_id[collapse(id_tensor).numpy()])
+            if units.size and units[0] >= 0:
+                distinct[units.tobytes()] = units
+    return tuple(distinct.values())
 
 
-def _by_reason(roots: np.ndarray, reason_of: dict[int, str]) -> list[tuple[int, int]]:
-    """For each reason one of its roots and how many channels it holds."""
+def _count_by_reason(roots: np.ndarray, reason_of: dict[int, str]) -> list[tuple[int, int]]:
+    """Return, for each reason, one of its roots and the number of channels it pins."""
     first: dict[str, int] = {}
     counts: dict[str, int] = {}
     for root in roots.tolist():
@@ -100,6 +99,6 @@ def _by_reason(roots: np.ndarray, reason_of: dict[int, str]) -> list[tuple[int, 
     return [(first[reason], counts[reason]) for reason in first]
 
 
-def index(kept: np.ndarray) -> torch.Tensor:
-    """The positions that are kept, as an index for tensors."""
+def kept_index(kept: np.ndarray) -> torch.Tensor:
+    """Return the kept positions as an index tensor."""
     return torch.from_numpy(np.flatnonzero(kept))

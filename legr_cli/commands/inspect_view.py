@@ -35,7 +35,7 @@ def _facts(analysis: "Analysis") -> dict[str, Any]:
     flops = cost.flops_by_layer(cost.sizes)
     layers, layer_flops = [], []
     for name, layer in units.flow.layers.items():
-        free = units.of(layer.out)
+        free = units.unit_of(layer.out)
         free = free[free >= 0]
         layer_flops.append(flops[name])
         pins = [{"channels": p.channels, "by": p.reason} for p in units.pins if p.layer == name]

@@ -36,7 +36,7 @@ def kept_units(units: Units, channels: Channels) -> Kept:
         if not channels[name] or channels[name][0] < 0 or channels[name][-1] >= len(stays):
             raise CheckpointError(f"kept channels of layer '{name}' are not in 0…{len(stays) - 1}")
         stays[channels[name]] = True
-        unit = units.of(layer.out)
+        unit = units.unit_of(layer.out)
         kept[unit[~stays & (unit >= 0)]] = False  # -1: pinned, belongs to no unit
     for name, layer in layers.items():
         if np.flatnonzero(units.keeps(kept, layer.out)).tolist() != channels[name]:
