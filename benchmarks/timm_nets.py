@@ -71,7 +71,7 @@ def verdict(name: str) -> str:
     with torch.no_grad():
         expected, found = deaf(model, units, kept)(images), smaller(images)
     difference = float((expected - found).abs().max() / expected.abs().max())
-    exact = count_flops(smaller, shape) == cost.of(cost.flops, cost.counts(kept))
+    exact = count_flops(smaller, shape) == cost.total(cost.flops, cost.counts(kept))
     filters = sum(len(layer.out) for layer in units.flow.layers.values())
     free = sum(int((units.unit_of(layer.out) >= 0).sum()) for layer in units.flow.layers.values())
     word = "right" if difference < 1e-6 and exact else "WRONG"

@@ -1,7 +1,7 @@
-"""FLOPs and parameters of a plan, vectorised, and exactly what fvcore counts on the pruned net.
+"""FLOPs and parameters of a plan, vectorized, and equal to fvcore's count on the pruned network.
 
-Every cost is `coefficient × channels out × channels in` (or one of them), and channels are counted
-by **group**: the units that the same tensors share, which cost the same and differ only in rank.
+Every cost is `coefficient × output channels × input channels` (or one of the two). Channels are
+counted by **group**: units that occur in the same tensors equally often, so they cost the same.
 """
 
 import logging
@@ -20,7 +20,10 @@ from legr_cli.errors import ModelError, first_line
 
 
 def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """FLOPs of one image by fvcore: one fused multiply-add is one FLOP."""
+    """Count the FLOPs of one image with fvcore: one fused multiply-add is one FLOP.
+
+    `input_shape` is the size of one image. Raises ModelError if fvcore cannot run the network.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from fvcore.nn import FlopCountAnalysis
@@ -41,154 +44,169 @@ def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
 
 
 def _same_padding_flops(inputs: list[Any], outputs: list[Any]) -> int:
-    """A convolution with padding="same" or "valid", which fvcore would leave out."""
+    """Count the FLOPs of a convolution with padding="same" or "valid", which fvcore ignores."""
     from fvcore.nn.jit_handles import conv_flop_count, get_shape
 
     return int(conv_flop_count(get_shape(inputs[0]), get_shape(inputs[1]), get_shape(outputs[0])))
 
 
 class _TensorsOnly(nn.Module):
-    """A network that gives its tensors and nothing else, as the counter's tracer wants it."""
+    """Wraps a network to return a tuple of tensors, which is all that fvcore can trace."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tensors in what the network gives."""
+        """Return the tensors in the network's output."""
         return tuple(tensors(self.model(images)))
 
 
 def count_params(model: nn.Module) -> int:
-    """Trainable numbers of a network."""
+    """Count the elements of all parameters."""
     return sum(p.numel() for p in model.parameters())
 
 
 @dataclass(frozen=True)
 class CostTerms:
-    """One kind of cost: Σ coefficient × n[rows] × n[cols], plus what no plan changes."""
+    """FLOPs per image, or parameters: Σ coefficient × width[row] × width[col] + fixed.
+
+    A width is the number of channels of an axis; axis 0 has width 1, for terms of one factor.
+    """
 
     coefficients: np.ndarray
-    rows: np.ndarray
+    rows: np.ndarray  # axis of each term
     cols: np.ndarray
-    fixed: float
+    fixed: float  # the cost that no plan changes
 
     def total(self, widths: np.ndarray) -> np.ndarray:
-        """The cost at these widths (axes, or axes × alternatives)."""
+        """Return the cost at these widths (axes, or axes × alternatives)."""
         return self.coefficients @ (widths[self.rows] * widths[self.cols]) + self.fixed
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What plans of one network cost; `group_of[u]` is the group of unit u."""
+    """The cost of every plan of one network."""
 
-    group_of: np.ndarray
+    group_of: np.ndarray  # group of each unit
     sizes: np.ndarray  # units in each group
-    channels: np.ndarray  # channels of a layer that one unit of the group stands for
-    per_unit: np.ndarray  # axes × groups: channels of the axis that go with one unit
-    always: np.ndarray  # channels of the axis that always stay
+    channels: np.ndarray  # channels of a layer that one unit of the group removes, at most
+    per_unit: np.ndarray  # axes × groups: channels of the axis that one unit removes
+    always: np.ndarray  # channels of each axis that no plan removes
     flops: CostTerms
     params: CostTerms
-    owners: tuple[str, ...]  # the layer, norm or pool of each term
+    owners: tuple[str, ...]  # layer, norm or pooling op of each term
 
     def counts(self, kept: Kept) -> np.ndarray:
-        """How many units of each group a plan keeps."""
+        """Count the units of each group that a plan keeps."""
         return np.bincount(self.group_of[kept], minlength=len(self.sizes))
 
     def widths(self, counts: np.ndarray) -> np.ndarray:
-        """Channels of every axis when `counts` units of each group are kept."""
+        """Return the channels of every axis if `counts` units of each group are kept."""
         return self.per_unit @ counts + self.always
 
-    def of(self, terms: CostTerms, counts: np.ndarray) -> float:
-        """The cost of keeping this many units of each group."""
+    def total(self, terms: CostTerms, counts: np.ndarray) -> float:
+        """Return the FLOPs per image, or parameters, if `counts` units of each group are kept."""
         return float(terms.total(self.widths(counts)))
 
-    def one_more(self, terms: CostTerms, counts: np.ndarray, step: np.ndarray) -> np.ndarray:
-        """For each group, what `step` more of its units would cost."""
+    def added(self, terms: CostTerms, counts: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """Return, for each group by itself, the cost of keeping `step` more of its units."""
         widths = self.widths(counts)
+        # one column of widths per group: those after adding units of this group only
         more = terms.total(widths[:, None] + self.per_unit * step[None, :])
         return more - float(terms.total(widths))
 
     def marginal(self, terms: CostTerms, counts: np.ndarray) -> np.ndarray:
-        """By group, the derivative of the cost with respect to its count."""
+        """Return the derivative of the cost with respect to the count of each group."""
         widths = self.widths(counts)
+        # product rule by axis, d(c·r·k) = c·k dr + c·r dk; the chain rule then leads to groups
         slope = np.zeros(len(widths))
         np.add.at(slope, terms.rows, terms.coefficients * widths[terms.cols])
         np.add.at(slope, terms.cols, terms.coefficients * widths[terms.rows])
         return self.per_unit.T @ slope
 
     def flops_by_layer(self, counts: np.ndarray) -> dict[str, float]:
-        """FLOPs of each layer, norm and pool."""
+        """Return the FLOPs per image of each layer, norm and pooling op."""
         widths, terms = self.widths(counts), self.flops
         each = terms.coefficients * widths[terms.rows] * widths[terms.cols]
-        found: dict[str, float] = {}
+        by_layer: dict[str, float] = {}
         for owner, flops in zip(self.owners, each.tolist(), strict=True):
-            found[owner] = found.get(owner, 0.0) + flops
-        return found
+            by_layer[owner] = by_layer.get(owner, 0.0) + flops
+        return by_layer
 
 
 def price(units: Units) -> Cost:
-    """Derive the cost of every plan of a network; fvcore's count of the dense one is the anchor."""
+    """Derive the cost of every plan of a network.
+
+    What fvcore counts on the dense network beyond the known terms is the fixed cost. Raises
+    ModelError if it counts less than those.
+    """
     axes = _Axes(units)
     rows, cols = [], []
     for term in units.flow.terms:
-        rows.append(axes.number(units.unit_of(term.rows)))
-        cols.append(0 if term.cols is None else axes.number(units.unit_of(term.cols)))
-    for line in units.tensor_units:
-        axes.number(line)
+        rows.append(axes.index(units.unit_of(term.rows)))
+        cols.append(0 if term.cols is None else axes.index(units.unit_of(term.cols)))
+    for tensor in units.tensor_units:  # so that the units of a group occur in the same tensors
+        axes.index(tensor)
     group_of, sizes, per_unit, always = axes.grouped()
     dense = per_unit @ sizes + always
     model = units.flow.traced
     totals = (count_flops(model, units.input_shape), count_params(model))
-    terms_of = []
+    both = []
     for name, total in zip(("flops", "params"), totals, strict=True):
         coefficients = np.array([float(getattr(term, name)) for term in units.flow.terms])
         terms = CostTerms(coefficients, np.array(rows), np.array(cols), 0.0)
-        rest = total - float(terms.total(dense))
-        if rest < 0:
+        fixed = total - float(terms.total(dense))
+        if fixed < 0:
             raise ModelError(
-                f"fvcore counts {-rest:.0f} {name} fewer than the layers have: "
-                "does the network cut itself off, as by .data?"
+                f"fvcore counts {-fixed:.0f} {name} fewer than the layers have: does the network "
+                "detach tensors from the graph, for example with .data?"
             )
-        terms_of.append(CostTerms(coefficients, terms.rows, terms.cols, rest))
+        both.append(CostTerms(coefficients, terms.rows, terms.cols, fixed))
     channels = np.ones(len(sizes), int)
     for layer in units.flow.layers.values():
-        each = per_unit[axes.number(units.unit_of(layer.out))]
+        each = per_unit[axes.index(units.unit_of(layer.out))]
         channels = np.maximum(channels, each.astype(int))
     owners = tuple(term.owner for term in units.flow.terms)
-    return Cost(group_of, sizes, channels, per_unit, always, terms_of[0], terms_of[1], owners)
+    return Cost(group_of, sizes, channels, per_unit, always, both[0], both[1], owners)
 
 
 class _Axes:
-    """Numbered lists of channels; axis 0 is one channel that always stays."""
+    """The distinct lists of channels (axes) in a network; axis 0 is one channel that stays."""
 
     def __init__(self, units: Units) -> None:
         self.units = units
-        self.members: list[np.ndarray] = [np.array([-1])]
-        self.numbers: dict[bytes, int] = {}
+        self.members: list[np.ndarray] = [np.array([-1])]  # unit of each channel of each axis
+        self.indices: dict[bytes, int] = {}
 
-    def number(self, members: np.ndarray) -> int:
-        """The number of this list of units."""
+    def index(self, members: np.ndarray) -> int:
+        """Return the index of the axis with these units, adding it if it is new."""
         key = members.tobytes()
-        if key not in self.numbers:
-            self.numbers[key] = len(self.members)
+        if key not in self.indices:
+            self.indices[key] = len(self.members)
             self.members.append(members)
-        return self.numbers[key]
+        return self.indices[key]
 
     def grouped(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Units with equal membership of every axis form a group; a hash tells them apart."""
-        words = np.random.default_rng(0).integers(2**63, size=len(self.members), dtype=np.uint64)
+        """Group units that occur in every axis equally often.
+
+        Returns the group of each unit, group sizes, channels per unit (axes × groups), and the
+        channels of each axis that always stay.
+        """
+        # a unit's signature is a random linear hash of how often it occurs in each axis
+        weights = np.random.default_rng(0).integers(2**63, size=len(self.members), dtype=np.uint64)
         signature = np.zeros(self.units.count, np.uint64)
-        for members, word in zip(self.members, words, strict=True):
-            times = np.bincount(members[members >= 0], minlength=self.units.count)
-            signature += times.astype(np.uint64) * word
+        for members, weight in zip(self.members, weights, strict=True):
+            occurrences = np.bincount(members[members >= 0], minlength=self.units.count)
+            signature += occurrences.astype(np.uint64) * weight
         _, first, group_of, sizes = np.unique(
             signature, return_index=True, return_inverse=True, return_counts=True
         )
-        order = np.argsort(first)  # groups are numbered as they come in the network
+        order = np.argsort(first)  # renumber groups in network order
         first, sizes, group_of = first[order], sizes[order], np.argsort(order)[group_of]
         per_unit = np.zeros((len(self.members), len(first)))
         always = np.zeros(len(self.members))
+        # the first unit of a group stands for all of them
         for axis, members in enumerate(self.members):
             per_unit[axis] = np.bincount(members[members >= 0], minlength=self.units.count)[first]
             always[axis] = np.count_nonzero(members < 0)

@@ -94,8 +94,8 @@ def law2_pruned_is_dense_silenced(units: Units, model: nn.Module, kept: Kept) ->
 def law3_cost_is_fvcores(units: Units, cost: Cost, kept: Kept) -> None:
     smaller = apply(units, kept)
     counts = cost.counts(kept)
-    assert count_flops(smaller, units.input_shape) == cost.of(cost.flops, counts)
-    assert count_params(smaller) == cost.of(cost.params, counts)
+    assert count_flops(smaller, units.input_shape) == cost.total(cost.flops, counts)
+    assert count_params(smaller) == cost.total(cost.params, counts)
 
 
 def law4_plans_nest(plans: list[Kept]) -> None:
@@ -107,15 +107,15 @@ def law5_under_the_target_and_full(
     units: Units, cost: Cost, kept: Kept, share: float, within: float = 0.005
 ) -> None:
     """At or under the target, at most `within` of dense below it, and no room for the next unit."""
-    dense = cost.of(cost.flops, cost.sizes)
+    dense = cost.total(cost.flops, cost.sizes)
     counts = cost.counts(kept)
-    have = cost.of(cost.flops, counts)
+    have = cost.total(cost.flops, counts)
     assert have <= share * dense
     assert have >= (share - within) * dense
     removed = np.flatnonzero(~kept)
     following = removed[np.argmax(scores(units)[removed])]
     counts[cost.group_of[following]] += 1
-    assert cost.of(cost.flops, counts) > share * dense
+    assert cost.total(cost.flops, counts) > share * dense
 
 
 def law6_onnx_agrees(units: Units, kept: Kept, folder: Path) -> None:

@@ -124,7 +124,7 @@ def test_parameter_budgets() -> None:
     cost = price(units)
     blocks = laws.ranked(units, cost)
     counts = cost.counts(blocks.kept(cut(cost, blocks, cost.params, 0.5), cost))
-    share = cost.of(cost.params, counts) / cost.of(cost.params, cost.sizes)
+    share = cost.total(cost.params, counts) / cost.total(cost.params, cost.sizes)
     assert 0.45 < share <= 0.5
 
 

@@ -153,12 +153,12 @@ class _Walk:
             for unit in self._worst():
                 self.gone[unit] = int(self.gone.max()) + 1
         if self.kept.sum() == here:
-            share = cost.of(cost.flops, cost.counts(self.kept)) / self.analysis.flops
+            share = cost.total(cost.flops, cost.counts(self.kept)) / self.analysis.flops
             raise BudgetError(f"it cannot go below {share:.1%} of the FLOPs")
         images = settings.round_steps * settings.batch_size
         return {
             "round": number,
-            "flops": cost.of(cost.flops, cost.counts(self.kept)),
+            "flops": cost.total(cost.flops, cost.counts(self.kept)),
             "seconds": round(time.perf_counter() - begun, 4),
             "steps": settings.round_steps,
             "images": images,
@@ -183,7 +183,7 @@ class _Walk:
         if not np.isfinite(mean).all():
             raise ModelError("the loss is no number any more: lower --round-lr")
         one_less = np.full(len(cost.sizes), -1)
-        saved = -cost.one_more(cost.flops, cost.counts(self.kept), one_less) / self.analysis.flops
+        saved = -cost.added(cost.flops, cost.counts(self.kept), one_less) / self.analysis.flops
         return self.criterion.score(mean, model.reads, saved[cost.group_of])
 
     def _worst(self) -> np.ndarray:

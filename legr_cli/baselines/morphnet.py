@@ -109,7 +109,7 @@ def _trial(context: MethodContext, number: int, weight: float) -> tuple[Line, np
     line = {
         "round": number,
         "lambda": weight,
-        "flops": cost.of(cost.flops, _alive(analysis, values)),
+        "flops": cost.total(cost.flops, _alive(analysis, values)),
         "seconds": round(time.perf_counter() - begun, 4),
         "steps": settings.trial_steps,
         "images": settings.trial_steps * settings.batch_size,

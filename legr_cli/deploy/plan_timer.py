@@ -1,4 +1,4 @@
-"""Times plans of a network that is being pruned, each beside the dense one."""
+"""Time plans of a network to prune, each in alternation with the dense network."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +12,11 @@ from legr_cli.deploy.export import exported
 from legr_cli.latency import Timing
 from legr_cli.pruning import Analysis
 
-SECONDS = 1.5  # for each of the two networks
+SECONDS = 1.5  # measuring time for each of the two networks
 
 
 class PlanTimer:
-    """A board that has the dense network and times plans; it measures none twice."""
+    """Times plans on a board that holds the dense network; no plan is measured twice."""
 
     def __init__(
         self, board: Board, analysis: Analysis, say: Callable[[str], None] = lambda _: None
@@ -26,32 +26,32 @@ class PlanTimer:
         board.load("dense", exported(analysis.network)[0])
 
     def __call__(self, kept: Kept) -> Timing:
-        """How long a plan takes."""
+        """Return the latency of a plan."""
         key = np.packbits(kept).tobytes()
         if key not in self.timings:
-            whole = bool(kept.all())
-            names = ["dense"] if whole else ["dense", "plan"]
-            self.say(self._so_far())
-            if not whole:
+            is_dense = bool(kept.all())
+            names = ["dense"] if is_dense else ["dense", "plan"]
+            self.say(self._progress())
+            if not is_dense:
                 smaller = apply(self.analysis.units, kept)
                 data, _ = exported(replace(self.analysis.network, model=smaller))
                 self.board.load("plan", data)
             try:
-                found = self.board.measure(names, SECONDS)
+                measured = self.board.measure(names, SECONDS)
             except KeyboardInterrupt:
-                found = {"stopped": True}
-            if found.get("stopped"):
+                measured = {"stopped": True}
+            if measured.get("stopped"):
                 raise KeyboardInterrupt("stopped; nothing was written")
-            dense, plan = found["models"][0], found["models"][-1]
-            if not whole:
+            dense, plan = measured["models"][0], measured["models"][-1]
+            if not is_dense:
                 self.board.drop("plan")
             device = self.board.device["board"] or self.board.device["cpu"]
             self.timings[key] = Timing(plan["median_ms"], plan["ratio"], dense["median_ms"], device)
         return self.timings[key]
 
-    def _so_far(self) -> str:
-        """What there is to see while plans are timed."""
+    def _progress(self) -> str:
+        """Describe the plan to time and the results so far."""
         done = ", ".join(f"{timing.ratio:.1%}" for timing in self.timings.values())
         return f"timing plan {len(self.timings) + 1} on {self.board.place.name}" + (
-            f"; of the dense latency so far: {done}" if done else ""
+            f"; so far: {done} of the dense latency" if done else ""
         )

@@ -1,10 +1,10 @@
-"""The search: candidates from an explorer, tried by a crew, each in the journal as it finishes.
+"""The search loop: an explorer proposes candidates, workers evaluate them, a journal records them.
 
-Candidate e is asked for when the outcomes of all candidates up to e − W are told, never earlier and
-never later, so a search depends on its seed and on W, not on who finishes first.
+With W workers, candidate e is proposed when the explorer knows the fitness of all candidates up to
+e − W, never earlier and never later, so a search depends on its seed and on W, not on who finishes
+first.
 """
 
-import functools
 import hashlib
 import math
 import time
@@ -20,70 +20,53 @@ import torch
 from legr_cli.channels.units import Kept
 from legr_cli.errors import BudgetError, LegrError, SearchError, first_line
 from legr_cli.journal import Journal, Line
-from legr_cli.models.kept import kept_channels
 from legr_cli.pruning import Analysis, plans
-from legr_cli.ranking import Ranking, affine, level, spread
-from legr_cli.search.evolution import Candidate, Evolution, Explorer, Fitness, Genes
-from legr_cli.search.fitness import Outcome
+from legr_cli.ranking import Ranking
+from legr_cli.search.evaluator import Outcome
+from legr_cli.search.evolution import Candidate, Fitness, Genes, Strategy
 from legr_cli.search.workers import WorkerPool, is_given_up, is_loss
 from legr_cli.settings import Search
-from legr_cli.training.loop import number
+from legr_cli.training.scores import finite
 
-RETRIES = 3  # of one candidate whose worker died
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """How candidates are found, and what their numbers mean for the cut."""
-
-    explorer: Explorer
-    express: Callable[[Genes], Ranking]
-
-
-def evolution_strategy(analysis: Analysis, settings: Search) -> Strategy:
-    """LeGR: evolution of α and κ."""
-    rng = np.random.default_rng(settings.seed)
-    even = level(analysis.filters, analysis.cost.group_of)
-    explorer = Evolution(spread(analysis.filters), even, settings, rng)
-    return Strategy(explorer, functools.partial(affine, analysis.filters))
+RETRIES = 3  # for a candidate whose worker died
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a candidate keeps at each ζ̂."""
+    """The units that a candidate keeps at each share ζ̂ of the FLOPs."""
 
     key: str
     kept: list[Kept]
-    flops: int  # of the smallest
+    flops: int  # of the smallest network
 
 
 @dataclass
 class Trial:
-    """A candidate on its way."""
+    """A candidate that is being evaluated."""
 
     candidate: Candidate
-    plan: Plan | None  # None: no plan meets ζ̂
-    line: Line | None = None  # what the journal says of it, once it is known
+    plan: Plan | None  # None: no plan reaches ζ̂
+    line: Line | None = None  # its line of the journal, once it is known
     future: "Future[list[Outcome]] | None" = None
     duplicate_of: "Trial | None" = None  # an earlier candidate that keeps the same channels
-    shift: int = 0  # of the crew
+    generation: int = 0  # of the workers
     losses: int = 0
 
 
 @dataclass(frozen=True)
-class Progress:
-    """What there is to see while a search goes on."""
+class SearchProgress:
+    """Where a search stands."""
 
     done: int
-    recorded: int  # of these, found in the journal
-    cached: int  # of these, known from an earlier candidate
+    recorded: int  # of these, read from the journal
+    cached: int  # of these, equal to an earlier candidate
     latest: Line
     best: Line
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search came to."""
+    """The best ranking that a search found."""
 
     ranking: Ranking
     best: Line
@@ -97,7 +80,7 @@ def search(
     strategy: Strategy,
     pool: WorkerPool,
     journal: Journal,
-    watch: Callable[[Progress], None],
+    watch: Callable[[SearchProgress], None],
     say: Callable[[str], None],
 ) -> SearchResult:
     """Run a search to its end, from wherever the journal stands."""
@@ -108,7 +91,7 @@ def search(
         if waiting and (len(waiting) == settings.workers or run.all_asked):
             line = run.finish(waiting)
             done = waiting.popleft().candidate.number + 1
-            watch(Progress(done, min(recorded, done), run.cached, line, run.best))
+            watch(SearchProgress(done, min(recorded, done), run.cached, line, run.best))
         if not run.all_asked:
             waiting.append(run.begin())
     assert strategy.explorer.best is not None
@@ -131,36 +114,36 @@ class _Run:
         self.analysis, self.settings = analysis, settings
         self.explorer, self.express = strategy.explorer, strategy.express
         self.pool, self.journal, self.say = pool, journal, say
-        self.thought = 0.0  # seconds of the explorer since the last line
+        self.thought = 0.0  # seconds that the explorer took since the last line
         self.seen: dict[str, Trial] = {}
         self.cached = 0
 
     @property
     def all_asked(self) -> bool:
-        """Whether there is no candidate left to begin."""
+        """Whether every candidate was proposed."""
         return self.explorer.asked == self.settings.candidates
 
     @property
     def best(self) -> Line:
-        """The line of the best candidate so far."""
+        """Journal line of the best candidate so far."""
         assert self.explorer.best is not None
         return self.journal.lines[self.explorer.best[0].number]
 
     def plan(self, candidate: Candidate) -> Plan | None:
-        """The channels that a candidate keeps."""
+        """The units that a candidate keeps."""
         try:
             kept = plans(self.analysis, self.express(candidate.genes), self.settings.cut)
         except BudgetError:
             if candidate.number == 0:
-                raise  # nor will another reach it
+                raise  # no other candidate would reach it
             return None
         cost = self.analysis.cost
-        flops = min(round(cost.of(cost.flops, cost.counts(each))) for each in kept)
+        flops = min(round(cost.total(cost.flops, cost.counts(each))) for each in kept)
         key = hashlib.sha256(np.packbits(kept).tobytes()).hexdigest()
         return Plan(key, kept, flops)
 
     def begin(self) -> Trial:
-        """Ask for a candidate, and have it tried unless its outcome is known."""
+        """Get a candidate, and have it evaluated unless its outcome is known."""
         plan: Plan | None = None
 
         def is_new(drawn: Candidate) -> bool:
@@ -187,7 +170,7 @@ class _Run:
         return trial
 
     def finish(self, waiting: "deque[Trial]") -> Line:
-        """Wait for the first of these; meanwhile, record whichever is done."""
+        """Wait for the first of these trials, recording others as they finish."""
         first = waiting[0]
         while first.line is None:
             running = {trial.future for trial in waiting if trial.future is not None}
@@ -203,7 +186,7 @@ class _Run:
         return line
 
     def _collect(self, trial: Trial) -> None:
-        """Record a trial whose outcome has come."""
+        """Record a trial if its outcome is known by now."""
         if (
             trial.line is None
             and trial.duplicate_of is not None
@@ -219,52 +202,50 @@ class _Run:
             self._lose(trial, error)
 
     def _lose(self, trial: Trial, error: BaseException) -> None:
-        """Try again if it was the worker's fault."""
+        """Retry if the worker was lost; otherwise raise."""
         number = trial.candidate.number
         if isinstance(error, torch.OutOfMemoryError):
             raise SearchError(
-                "the device has too little memory: begin anew with --force and fewer --workers "
+                "the device ran out of memory: start over with --force and fewer --workers "
                 "or a smaller --batch-size"
             ) from error
         if isinstance(error, LegrError):
             raise error
         if not is_loss(error) and not is_given_up(error):
             raise SearchError(
-                f"candidate {number} cannot be tried: {type(error).__name__}: {first_line(error)}; "
-                "those before it are kept: --resume goes on"
+                f"candidate {number} failed: {type(error).__name__}: {first_line(error)}; earlier "
+                "candidates are kept: continue with --resume"
             ) from error
         trial.losses += 1
         if trial.losses > RETRIES or is_given_up(error):
             raise SearchError(
                 f"candidate {number} lost its worker {RETRIES + 1} times: is there enough memory? "
-                "All that was found is kept: go on with --resume"
+                "Earlier candidates are kept: continue with --resume"
             ) from error
-        self.say(f"a worker was lost: candidate {number} is tried again")
-        self.pool.replace(trial.shift)
+        self.say(f"lost a worker: retrying candidate {number}")
+        self.pool.replace(trial.generation)
         self._submit(trial)
 
     def _submit(self, trial: Trial) -> None:
-        """Hand a trial to the crew."""
+        """Hand a trial to the workers."""
         assert trial.plan is not None
-        trial.shift = self.pool.shift
+        trial.generation = self.pool.generation
         try:
-            kept = trial.plan.kept
-            cuts = tuple(kept_channels(self.analysis.units, each) for each in kept)
-            trial.future = self.pool.submit(cuts)
+            trial.future = self.pool.submit(tuple(trial.plan.kept))
         except Exception as error:
             self._lose(trial, error)
 
     def _compare(self, trial: Trial, line: Line) -> None:
-        """A recorded candidate must be the one that the seed gives."""
-        genes = _plain(trial.candidate.genes)
+        """Check that a recorded candidate is the one that the seed gives."""
+        genes = _as_json(trial.candidate.genes)
         if {name: line.get(name) for name in genes} != genes:
             raise SearchError(
-                f"the history's candidate {trial.candidate.number} is not what its seed gives: it "
-                "was written with other versions or changed since; begin anew with --force"
+                f"candidate {trial.candidate.number} of the history is not what the seed gives: it "
+                "was written by other versions, or edited; start over with --force"
             )
 
     def _record(self, trial: Trial, outcome: list[Outcome] | Line | None) -> None:
-        """Put a trial into the journal: what came of it, or of its twin, or that it has no plan."""
+        """Record a trial: its outcome, that of an equal candidate, or that it has no plan."""
         values: dict[str, Any] = {"accuracy": 0.0, "loss": None}
         if isinstance(outcome, list):
             values = _fitness(outcome)
@@ -278,17 +259,17 @@ class _Run:
             "cached": not isinstance(outcome, list) and outcome is not None,
             "plan": None if trial.plan is None else trial.plan.key,
             "think_seconds": round(self.thought, 4),
-            **_plain(trial.candidate.genes),
+            **_as_json(trial.candidate.genes),
         }
         self.thought = 0.0
         self.journal.add(trial.line)
 
 
 def _fitness(outcomes: list[Outcome]) -> Line:
-    """What a candidate reached on average and, of several shares, at each; and how long it took."""
+    """Mean over all shares, each share if there are several, and how long it took."""
     accuracies = [outcome.accuracy for outcome in outcomes]
     loss = sum(outcome.loss for outcome in outcomes) / len(outcomes)
-    line: Line = {"accuracy": sum(accuracies) / len(accuracies), "loss": number(loss)}
+    line: Line = {"accuracy": sum(accuracies) / len(accuracies), "loss": finite(loss)}
     if len(accuracies) > 1:
         line["each"] = accuracies
     for part in ("seconds", "adapt_seconds", "measure_seconds"):
@@ -296,6 +277,6 @@ def _fitness(outcomes: list[Outcome]) -> Line:
     return line
 
 
-def _plain(genes: Genes) -> Line:
-    """A candidate's numbers as the journal has them."""
+def _as_json(genes: Genes) -> Line:
+    """A candidate's numbers as JSON has them."""
     return {name: numbers.tolist() for name, numbers in genes.items()}

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from legr_cli.baselines import taylor
-from legr_cli.baselines.amc import _Ratios, bound, kept, leaders
+from legr_cli.search.amc import _Ratios, bound, kept, leaders
 from legr_cli.baselines.context import MethodContext
-from legr_cli.baselines.ddpg import BASELINE, FOLLOW, Agent, follow, goals, truncated_normal
+from legr_cli.search.ddpg import BASELINE, FOLLOW, Agent, follow, goals, truncated_normal
 from legr_cli.baselines.fisher import fisher
-from legr_cli.baselines.legr_ddpg import rows
+from legr_cli.search.legr_ddpg import rows
 from legr_cli.baselines.methods import METHODS
 from legr_cli.baselines.morphnet import next_weight, regulariser, worth
 from legr_cli.baselines.probe import Probed
-from legr_cli.baselines.states import described
+from legr_cli.search.states import described
 from legr_cli.channels import couple
 from legr_cli.data.dataset import open_data
 from legr_cli.models.network import Network
@@ -185,13 +185,13 @@ def test_amcs_ratios_meet_the_target() -> None:
     for number in range(40):
         ratio = walker.genes(number)["ratio"]
         counts = (ratio * analysis.cost.sizes + 1e-9).astype(int)
-        assert analysis.cost.of(analysis.cost.flops, counts) <= 0.6 * analysis.flops
+        assert analysis.cost.total(analysis.cost.flops, counts) <= 0.6 * analysis.flops
         states = [state for state, _ in walker.episodes[number]]
         assert [len(state) for state in states] == [11, 11]
         assert states[0][[8, 10]].tolist() == [0, 1]  # nothing is reduced, nothing came before
         assert states[1][10] == ratio[0]
         reduced = (
-            1 - analysis.cost.of(analysis.cost.flops, np.array([counts[0], 7])) / analysis.flops
+            1 - analysis.cost.total(analysis.cost.flops, np.array([counts[0], 7])) / analysis.flops
         )
         assert states[1][8] == pytest.approx(reduced)
     places = np.array([0.2, 0.4, 0.6, 0.8, 1.0, *np.arange(1, 8) / 7])
@@ -296,7 +296,7 @@ def test_dead_filters_go_first(method: str, planted: MethodContext) -> None:
         cut = Prune(targets=(level.target,), align=Align(), min_keep=0.1)
         [kept] = plans(level.analysis, level.ranking, cut)
         cost = planted.analysis.cost
-        assert cost.of(cost.flops, cost.counts(kept)) <= level.target.value * planted.analysis.flops
+        assert cost.total(cost.flops, cost.counts(kept)) <= level.target.value * planted.analysis.flops
         gone = np.flatnonzero(~planted.analysis.units.keeps(kept, layer.out))
         dead = gone % 2 == 0
         assert dead.all() or dead.sum() == 16

@@ -93,10 +93,10 @@ def test_cost_of_plain_by_hand() -> None:
         kept[units.unit_of(units.flow.layers[name].out)[:count]] = True
     pixels = 16 * 16
     expected = 9 * pixels * (3 * 5 + 5 * 7) + 2 * pixels * (5 + 7) + pixels * 7 + 7 * 7
-    assert cost.of(cost.flops, cost.counts(kept)) == expected
+    assert cost.total(cost.flops, cost.counts(kept)) == expected
     assert count_flops(apply(units, kept), nets.INPUT) == expected
     weights = 9 * (3 * 5 + 5 * 7) + 2 * (5 + 7) + 7 * 7 + 7
-    assert cost.of(cost.params, cost.counts(kept)) == weights
+    assert cost.total(cost.params, cost.counts(kept)) == weights
 
 
 def test_the_dense_network_is_not_touched() -> None:

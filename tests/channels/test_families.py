@@ -98,10 +98,10 @@ def test_aligned_laws(name: str) -> None:
     plans = [laws.plan(units, cost, share, align) for share in shares]
     laws.law4_plans_nest(plans)
     step = np.minimum(align.blocks(cost.channels * cost.sizes, cost.channels), cost.sizes)
-    dense = cost.of(cost.flops, cost.sizes)
+    dense = cost.total(cost.flops, cost.sizes)
     for share, kept in zip(shares, plans, strict=True):
         counts = cost.counts(kept)
-        assert cost.of(cost.flops, counts) <= share * dense
+        assert cost.total(cost.flops, counts) <= share * dense
         assert ((counts % step == 0) | (counts == cost.sizes)).all()
     laws.law3_cost_is_fvcores(units, cost, plans[0])
     model.double()
