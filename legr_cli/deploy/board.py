@@ -1,7 +1,7 @@
-"""A machine to measure on: this one, or a board at the other end of an ssh.
+"""A machine to measure on: this one, or a board reached over ssh.
 
-The measuring core (`core.py`) is sent to a Python there through its standard input, and nothing
-is written on that machine. When our end closes, for whatever reason, the core ends by itself.
+The measuring core (`core.py`) is sent to a Python interpreter there through its standard input;
+nothing is written to that machine's disk. When the connection closes, the core exits by itself.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from typing import Any
 from legr_cli.deploy import core
 from legr_cli.errors import BenchError, SettingError
 
-_BEGIN = (
+_BOOTSTRAP = (  # reads the length of the core's source, then the source, and runs it
     "import sys; s = sys.stdin.buffer; exec(compile(s.read(int(s.readline())), 'core', 'exec'))"
 )
-_PATIENCE = 120.0  # seconds until a core says hello; a password may have to be typed
+_CONNECT_TIMEOUT = 120.0  # seconds to wait for the core; a password may have to be typed
 _SSH = ("ssh", "-T", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15", "--")
 
 Facts = dict[str, Any]
@@ -32,7 +32,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where to measure: the command that runs a Python there, and a name for messages."""
+    """Where to measure: the command that starts the core, and a name for messages."""
 
     command: tuple[str, ...]
     name: str
@@ -40,30 +40,37 @@ class Place:
 
 
 def here() -> Place:
-    """This machine."""
-    return Place((sys.executable, "-c", _BEGIN, "--serve"), "this machine")
+    """Measure on this machine."""
+    return Place((sys.executable, "-c", _BOOTSTRAP, "--serve"), "this machine")
 
 
 def over_ssh(host: str, python: str = "python3") -> Place:
-    """A machine that the user's own ssh reaches; `python` is for the shell there, as it stands."""
+    """Measure on a host that the user's ssh reaches; the shell there runs `python` as given."""
     if not re.fullmatch(r"[A-Za-z0-9_.\[\]:%@/][^\s]*", host):
-        raise SettingError(f"--ssh {host}: expected USER@HOST or a name of your ssh config")
-    return Place((*_SSH, host, f"{python} -c {shlex.quote(_BEGIN)} --serve"), host, ssh=True)
+        raise SettingError(f"--ssh {host}: expected USER@HOST or a host of your ssh config")
+    return Place((*_SSH, host, f"{python} -c {shlex.quote(_BOOTSTRAP)} --serve"), host, ssh=True)
 
 
 def place_for(host: str | None, python: str) -> Place:
-    """The machine of `--ssh`, or this one."""
+    """Return the place that `--ssh` names, or this machine."""
     return here() if host is None else over_ssh(host, python)
 
 
 class Board:
-    """A measuring core that is running somewhere, and the networks it holds."""
+    """A running measuring core and the networks loaded into it.
+
+        with Board(here()) as board:
+            board.load("small", Path("small.onnx").read_bytes())
+            result = board.measure(["small"], seconds=3)
+
+    Raises BenchError if the core cannot be started or reports an error.
+    """
 
     def __init__(self, place: Place, threads: int = 1, core_number: int | None = None) -> None:
         self.place = place
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the board)
         try:
-            with _deaf_to_ctrl_c():
+            with _ignore_sigint():
                 self._process = subprocess.Popen(
                     place.command,
                     stdin=subprocess.PIPE,
@@ -71,15 +78,15 @@ class Board:
                     stderr=self._errors,
                 )
         except FileNotFoundError:
-            raise BenchError(f"there is no {place.command[0]} on this machine") from None
+            raise BenchError(f"{place.command[0]} is not installed on this machine") from None
         try:
             source = Path(core.__file__).read_bytes()
-            with self._deadline():
+            with self._timeout():
                 self._send(b"%d\n%b" % (len(source), source))
-                self._await("hello")
-            self.device = self._ask("device", do="begin", threads=threads, core=core_number)
+                self._receive("hello")
+            self.device = self._request("device", do="begin", threads=threads, core=core_number)
             if not isinstance(self.device, dict) or "kernels" not in self.device:
-                raise BenchError(f"{place.name} does not answer as the measuring core does")
+                raise BenchError(f"unexpected reply from {place.name}: not the measuring core")
         except BaseException:
             self.close()
             raise
@@ -91,18 +98,18 @@ class Board:
         self.close()
 
     def load(self, name: str, data: bytes, input_shape: Sequence[int] | None = None) -> Facts:
-        """Bring a network there; what it is."""
+        """Load an ONNX network into the core; return its size, input shape and metadata."""
         size = None if input_shape is None else list(input_shape)
-        return self._ask("loaded", data, do="load", name=name, input=size)
+        return self._request("loaded", data, do="load", name=name, input=size)
 
     def drop(self, name: str) -> None:
-        """Forget a network."""
-        self._ask("dropped", do="drop", name=name)
+        """Unload a network."""
+        self._request("dropped", do="drop", name=name)
 
     def answer(self, name: str) -> list[float]:
-        """What a network gives there for the images that it is timed with."""
-        found: list[float] = self._ask("answer", do="answer", name=name)
-        return found
+        """Return a network's first output for the input that it is timed with, flattened."""
+        output: list[float] = self._request("answer", do="answer", name=name)
+        return output
 
     def measure(
         self,
@@ -110,24 +117,26 @@ class Board:
         seconds: float,
         watch: Callable[[float], None] = lambda _: None,
     ) -> Facts:
-        """Time networks in turns, with ratios to the first; after Ctrl-C what there is by then,
-        noted as `stopped`.
+        """Time networks in alternation for `seconds` each; ratios are relative to the first.
+
+        `watch` is called with the share that is done. After Ctrl-C, the result covers the rounds
+        measured by then, and its `stopped` is true.
         """
         request = {"do": "measure", "names": list(names), "seconds": seconds}
         self._send(json.dumps(request).encode() + b"\n")
         try:
-            found = self._await("measured", watch)
+            result: Facts = self._receive("measured", watch)
         except KeyboardInterrupt:
             self._send(b'{"do": "stop"}\n')
             try:
-                found = self._await("measured")
+                result = self._receive("measured")
             except BenchError as error:
                 raise KeyboardInterrupt(str(error)) from None
-            found["stopped"] = True
-        return found
+            result["stopped"] = True
+        return result
 
     def close(self) -> None:
-        """End the core; it has nothing to clean up."""
+        """Stop the core; it has nothing to clean up."""
         with contextlib.suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
         try:
@@ -139,80 +148,80 @@ class Board:
         self._errors.close()
 
     @contextlib.contextmanager
-    def _deadline(self) -> Iterator[None]:
-        """Give up on a machine that never answers."""
-        late = threading.Timer(_PATIENCE, self._process.kill)
-        late.start()
+    def _timeout(self) -> Iterator[None]:
+        """Stop waiting for a machine that never answers."""
+        timer = threading.Timer(_CONNECT_TIMEOUT, self._process.kill)
+        timer.start()
         try:
             yield
         except BenchError as error:
-            if not late.is_alive():
-                text = f"{self.place.name} did not answer within {_PATIENCE:.0f} s"
+            if not timer.is_alive():
+                text = f"{self.place.name} did not respond within {_CONNECT_TIMEOUT:.0f} s"
                 raise BenchError(text) from error
             raise
         finally:
-            late.cancel()
+            timer.cancel()
 
-    def _ask(self, wanted: str, data: bytes = b"", **request: Any) -> Any:
-        """Send a request and wait for its answer."""
+    def _request(self, reply: str, data: bytes = b"", **request: Any) -> Any:
+        """Send a request and wait for its reply."""
         self._send(json.dumps({**request, "bytes": len(data)}).encode() + b"\n" + data)
-        return self._await(wanted)
+        return self._receive(reply)
 
     def _send(self, data: bytes) -> None:
-        """Write to the core."""
+        """Send bytes to the core."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(data)
             self._process.stdin.flush()
         except OSError:
-            self._await("nothing")  # it is gone: say why
+            self._receive("nothing")  # the core has exited: raises with the reason
 
-    def _await(self, wanted: str, watch: Callable[[float], None] = lambda _: None) -> Any:
-        """The next answer of this kind; the shell's own chatter before it is passed over."""
+    def _receive(self, reply: str, watch: Callable[[float], None] = lambda _: None) -> Any:
+        """Wait for this reply; other output, such as a shell's greeting, is skipped."""
         assert self._process.stdout is not None
         for line in iter(self._process.stdout.readline, b""):
             try:
-                said = json.loads(line)
+                message = json.loads(line)
             except ValueError:
                 continue
-            if not isinstance(said, dict):
+            if not isinstance(message, dict):
                 continue
-            if "trouble" in said:
+            if "trouble" in message:
                 where = f"{self.place.name}: " if self.place.ssh else ""
-                raise BenchError(f"{where}{said['trouble']}")
-            if "progress" in said:
-                watch(float(said["progress"]))
-            if wanted in said:
-                return said[wanted]
-        raise BenchError(self._obituary())
+                raise BenchError(f"{where}{message['trouble']}")
+            if "progress" in message:
+                watch(float(message["progress"]))
+            if reply in message:
+                return message[reply]
+        raise BenchError(self._exit_reason())
 
-    def _obituary(self) -> str:
-        """Why the core is gone, and what to do."""
+    def _exit_reason(self) -> str:
+        """Say why the core has exited, and what to do about it."""
         code = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         last = lines[-1].strip()[:200] if lines else f"exit code {code}"
         name = self.place.name
         if not self.place.ssh:
-            killed = "; was it too large for the memory?" if code in (-9, 137) else ""
-            return f"the measuring process ended ({last}){killed}"
+            killed = "; did it run out of memory?" if code in (-9, 137) else ""
+            return f"the measuring process exited unexpectedly ({last}){killed}"
         if code == 255:
             return f"{name} cannot be reached ({last}); does `ssh {name}` work?"
         if code in (126, 127):
-            return f"{name} has no such Python ({last}): install python3, or name it by --python"
+            return f"{name} has no such Python ({last}); install python3, or pass --python"
         if code == 137:
-            return f"{name} killed the measuring process: was it too large for its memory?"
-        return f"measuring on {name} ended: {last}"
+            return f"{name} killed the measuring process; did it run out of memory?"
+        return f"the measuring process on {name} exited unexpectedly: {last}"
 
 
 @contextlib.contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """A process begun in here does not hear Ctrl-C: we do, and tell it what to do."""
+def _ignore_sigint() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C: legr handles it and tells the core to stop."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, heard)
+        signal.signal(signal.SIGINT, previous)

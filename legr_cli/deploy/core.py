@@ -1,14 +1,14 @@
-"""Times ONNX networks on one core. One file, for Python 3.8 or later with numpy and onnxruntime.
+"""Time ONNX networks on one core. A single file for Python 3.8+ with numpy and onnxruntime.
 
 On a board:  python3 legr_bench.py dense.onnx small.onnx > bench.json
 
-legr runs this file in a process of its own, here or at the other end of an ssh, and talks to it
-through its standard streams (`--serve`): a line of JSON for each request, the bytes of a network
-behind it, and lines of JSON for answers. Networks stay in memory: nothing is written to a disk.
+legr runs this file in a separate process, locally or over ssh, and talks to it through its standard
+streams (`--serve`): each request is a line of JSON, followed by the bytes of a network if there is
+one; replies are lines of JSON. Networks stay in memory, and nothing is written to disk.
 
-Networks take turns of a twentieth of a second or so, over and over. The first run of a turn finds
-the caches full of another network, and does not count. A ratio is the median over all rounds of
-one turn over another of the same round: what slows the machine down for a second slows both.
+Networks take turns of about 50 ms. The first run of a turn is not counted, as the caches still hold
+the previous network. A ratio compares turns of the same round, and the median over all rounds is
+reported, so a temporary slowdown of the machine affects both networks alike.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ import warnings
 from typing import Any, Callable, Dict, Iterator, Sequence
 
 FORMAT, VERSION = "legr-bench", 1
-TURN = 0.05  # seconds that a network runs before the next one has its turn
-WARM_UP = 0.25  # seconds, and three runs at least
-ROUNDS = 5  # at least, however long they take
-STEADY = 0.05  # share by which a clock may move
+TURN = 0.05  # seconds that a network runs before it is the next one's turn
+WARM_UP = 0.25  # seconds; at least three runs
+ROUNDS = 5  # minimum number of rounds, however long they take
+CLOCK_TOLERANCE = 0.05  # share by which the clock frequency may vary without a note
 
-Facts = Dict[str, Any]  # evaluated: not `dict`, for Python 3.8
-
-
-class Trouble(Exception):  # noqa: N818
-    """What the user can do something about, in one line."""
+Facts = Dict[str, Any]  # evaluated at run time, so not `dict[...]`: this must run on Python 3.8
 
 
-# The machine
+class CoreError(Exception):
+    """An error that the user can fix, in one line."""
+
+
+# Machine
 
 
 def read(path: str) -> str:
-    """The text of a file of the kernel's, or nothing."""
+    """Return the text of a file in /proc or /sys; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read().decode("utf-8", "replace").strip("\0\n ")
@@ -53,7 +53,7 @@ def read(path: str) -> str:
 FEATURES = (
     "sse4_2 avx avx2 fma avx512f avx512_vnni avx_vnni amx_tile asimd asimddp asimdhp i8mm sve"
 )
-CORES = {  # of ARM's and NVIDIA's, by implementer and part
+CORES = {  # names of ARM and NVIDIA cores, by implementer and part
     "0x41 0xd03": "Cortex-A53",
     "0x41 0xd04": "Cortex-A35",
     "0x41 0xd05": "Cortex-A55",
@@ -76,13 +76,13 @@ CORES = {  # of ARM's and NVIDIA's, by implementer and part
 
 
 def cpu_of(core: int | None) -> tuple[str, list[str]]:
-    """Name and features of a core, as the kernel says."""
+    """Return the name and instruction set features of a core, from /proc/cpuinfo."""
     blocks = []
     for block in read("/proc/cpuinfo").split("\n\n"):
         pairs = (line.partition(":") for line in block.splitlines())
         blocks.append({key.strip(): value.strip() for key, _, value in pairs})
-    known = [b for b in blocks if b.get("processor") == str(core)] or blocks
-    facts = known[0]
+    matching = [b for b in blocks if b.get("processor") == str(core)] or blocks
+    facts = matching[0]
     part = CORES.get(f"{facts.get('CPU implementer')} {facts.get('CPU part')}")
     name = facts.get("model name") or part or platform.processor() or platform.machine()
     have = set((facts.get("flags") or facts.get("Features") or "").split())
@@ -90,40 +90,40 @@ def cpu_of(core: int | None) -> tuple[str, list[str]]:
 
 
 def kernels(features: Sequence[str]) -> str:
-    """The kind of kernels that ONNX Runtime uses there, as `legr prune --align` names them."""
+    """Return the kernels that ONNX Runtime uses, by their name in `legr prune --align`."""
     if platform.machine().lower() in ("aarch64", "arm64", "armv7l", "armv8l"):
         return "arm"
     return "avx512" if "avx512f" in features else "avx2" if "avx2" in features else "other"
 
 
 def clock_mhz(core: int | None, which: str = "scaling_cur_freq") -> float | None:
-    """How fast a core runs now, where the kernel says."""
+    """Return a core's clock frequency in MHz; None if the kernel does not report it."""
     text = read(f"/sys/devices/system/cpu/cpu{core or 0}/cpufreq/{which}")
     return int(text) / 1000 if text.isdigit() else None
 
 
 def temperature_c() -> float | None:
-    """Of the hottest place, where the kernel says."""
+    """Return the highest temperature in °C; None if the kernel reports none."""
     root = "/sys/class/thermal"
     zones = os.listdir(root) if os.path.isdir(root) else []
-    found = [read(f"{root}/{zone}/temp") for zone in zones if zone.startswith("thermal_zone")]
-    return max((int(text) / 1000 for text in found if text.lstrip("-").isdigit()), default=None)
+    texts = [read(f"{root}/{zone}/temp") for zone in zones if zone.startswith("thermal_zone")]
+    return max((int(text) / 1000 for text in texts if text.lstrip("-").isdigit()), default=None)
 
 
 def pin(threads: int, core: int | None = None) -> list[int]:
-    """Stay on as many cores as there are threads: the fastest, and of equals the last.
+    """Pin this process to one core per thread: the fastest; of equally fast ones, the last.
 
-    The first core answers most interrupts. Empty where the system does not let us choose.
+    The first core handles most interrupts. Returns the cores; none if the system has no pinning.
     """
     if not hasattr(os, "sched_setaffinity"):
         return []
     allowed = sorted(os.sched_getaffinity(0))
     if threads > len(allowed):
-        raise Trouble(f"--threads {threads}: there are {len(allowed)} cores to run on")
+        raise CoreError(f"--threads {threads}: only {len(allowed)} cores are available")
     by_speed = sorted(allowed, key=lambda c: (clock_mhz(c, "cpuinfo_max_freq") or 0, c))
     chosen = by_speed[-threads:] if core is None else [core]
     if core is not None and (core not in allowed or threads > 1):
-        raise Trouble(f"--core {core}: expected one of {allowed}, for one thread")
+        raise CoreError(f"--core {core}: expected one of {allowed}, with --threads 1")
     try:
         os.sched_setaffinity(0, chosen)
     except OSError:
@@ -132,7 +132,7 @@ def pin(threads: int, core: int | None = None) -> list[int]:
 
 
 def machine(pinned: Sequence[int]) -> Facts:
-    """What is measured on."""
+    """Describe the machine: CPU, clock governor, system and software versions."""
     import onnxruntime
 
     core = pinned[0] if pinned else None
@@ -153,16 +153,17 @@ def machine(pinned: Sequence[int]) -> Facts:
     }
 
 
-# A network
+# Networks
 
 
-def messages(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """The fields of a message as protobuf writes it: numbers, and the bytes of longer ones."""
+def protobuf_fields(data: memoryview) -> Iterator[tuple[int, Any]]:
+    """Yield the field numbers and values of a protobuf message: integers, or raw bytes."""
     at = 0
 
-    def number() -> int:
+    def varint() -> int:
         nonlocal at
         value = shift = 0
+        # seven bits per byte, lowest first; the high bit marks that more bytes follow
         while True:
             byte = data[at]
             at += 1
@@ -172,78 +173,83 @@ def messages(data: memoryview) -> Iterator[tuple[int, Any]]:
                 return value
 
     while at < len(data):
-        key = number()
+        # the lowest three bits of a key are the wire type: 0 varint, 1 and 5 fixed size, 2 bytes
+        key = varint()
         if key & 7 == 0:
-            yield key >> 3, number()
+            yield key >> 3, varint()
         else:
-            size = {1: 8, 5: 4}.get(key & 7) or number()
+            size = {1: 8, 5: 4}.get(key & 7) or varint()
             yield key >> 3, data[at : at + size]
             at += size
 
 
-def tensors(data: bytes) -> Iterator[dict[int, Any]]:
-    """The weights in an ONNX file, as it has them; 2: type, 4: floats, 9: raw bytes, 14: place."""
-    for field, graph in messages(memoryview(data)):
+def initializers(data: bytes) -> Iterator[dict[int, Any]]:
+    """Yield the fields of every weight tensor in an ONNX file.
+
+    Field 2 is the data type, 4 the floats, 9 the raw bytes, 14 the data location.
+    """
+    for field, graph in protobuf_fields(memoryview(data)):
         if field == 7:
-            for part, tensor in messages(graph):
+            for part, tensor in protobuf_fields(graph):
                 if part == 5:
-                    yield dict(messages(tensor))
+                    yield dict(protobuf_fields(tensor))
 
 
 def has_graph(data: bytes) -> bool:
-    """Whether these bytes may be an ONNX file."""
+    """Whether these bytes look like an ONNX file: a protobuf message with a graph."""
     try:
-        return any(field == 7 for field, _ in messages(memoryview(data)))
+        return any(field == 7 for field, _ in protobuf_fields(memoryview(data)))
     except IndexError:
         return False
 
 
-def elsewhere(data: bytes) -> bool:
-    """Whether an ONNX file keeps weights in another file."""
-    return any(tensor.get(14) == 1 for tensor in tensors(data))
+def has_external_data(data: bytes) -> bool:
+    """Whether an ONNX file stores weights in another file."""
+    return any(tensor.get(14) == 1 for tensor in initializers(data))
 
 
-def weights(data: bytes) -> tuple[int, int]:
-    """How many single-precision weights a network has, and how many of them are denormal.
+def count_weights(data: bytes) -> tuple[int, int]:
+    """Count the single-precision weights of a network, and the denormal ones among them.
 
-    By their bits: where denormals are taken as zero, comparing numbers would find none.
+    Denormals are found by their bits: if the CPU flushes them to zero, comparisons find none.
     """
     import numpy as np
 
     total = denormal = 0
-    for tensor in tensors(data):
+    for tensor in initializers(data):
         raw = tensor.get(9, tensor.get(4, b""))
         if tensor.get(2) == 1 and isinstance(raw, memoryview) and len(raw) % 4 == 0:
             bits = np.frombuffer(raw, "<u4")
             total += len(bits)
-            small = (bits & 0x7F800000) == 0
-            denormal += int(np.count_nonzero(small & ((bits & 0x007FFFFF) != 0)))
+            # a float is denormal if its exponent bits are all zero and its fraction is not
+            zero_exponent = (bits & 0x7F800000) == 0
+            denormal += int(np.count_nonzero(zero_exponent & ((bits & 0x007FFFFF) != 0)))
     return total, denormal
 
 
-_APART = "keeps its weights in another file: save it as one file"
-_TOO_LARGE = "needs more memory than there is"
+_EXTERNAL_DATA = "stores its weights in another file; save it as a single file"
+_OUT_OF_MEMORY = "needs more memory than this machine has"
 
 
 class Net:
-    """A network in memory, and images to show it."""
+    """A loaded network and a random input to time it with."""
 
     def __init__(
         self, name: str, data: bytes, shape: Sequence[int] | None = None, threads: int = 1
     ) -> None:
-        room = _memory()
-        if room is not None and len(data) * 2 > room:
-            raise Trouble(
-                f"{name} has {len(data) / 1e6:.0f} MB, and {room / 1e6:.0f} MB of memory are free: "
-                "it does not fit"
+        free = _free_memory()
+        if free is not None and len(data) * 2 > free:
+            raise CoreError(
+                f"{name} ({len(data) / 1e6:.0f} MB) does not fit into memory "
+                f"({free / 1e6:.0f} MB free)"
             )
         self.name, self.session = name, _session(name, data, threads)
-        if elsewhere(data):
-            raise Trouble(f"{name} {_APART}")
-        notes = _object(self.session.get_modelmeta().custom_metadata_map.get("legr", "{}"))
-        self.feed = _images(name, self.session.get_inputs(), shape, notes.get("input"))
+        if has_external_data(data):
+            raise CoreError(f"{name} {_EXTERNAL_DATA}")
+        notes = _parse_object(self.session.get_modelmeta().custom_metadata_map.get("legr", "{}"))
+        self.feed = _random_input(name, self.session.get_inputs(), shape, notes.get("input"))
         [images] = self.feed.values()
-        total, denormal = weights(data)
+        total, denormal = count_weights(data)
         self.facts = {
             "name": name,
             "bytes": len(data),
@@ -251,8 +257,8 @@ class Net:
             "input": list(images.shape),
             "weights": total,
             "denormals": denormal,
-            "flops": _count(notes.get("flops")),
-            "params": _count(notes.get("params")),
+            "flops": _positive_int(notes.get("flops")),
+            "params": _positive_int(notes.get("params")),
             "arch": str(notes.get("arch", "")) or None,
             "weights_sha256": str(notes.get("weights_sha256", "")) or None,
         }
@@ -260,19 +266,21 @@ class Net:
         try:
             self.run()
         except MemoryError:
-            raise Trouble(f"{name} {_TOO_LARGE}") from None
+            raise CoreError(f"{name} {_OUT_OF_MEMORY}") from None
         except Exception as error:
-            text = f"{name} fails on images of {_times(images.shape)} ({_first_line(error)})"
-            raise Trouble(f"{text}: is --input right?") from error
+            size = _format_shape(images.shape)
+            raise CoreError(
+                f"{name} fails on an input of {size} ({_first_line(error)}); check --input"
+            ) from error
 
     def run(self) -> float:
-        """Seconds of one run."""
-        begun = time.perf_counter()
+        """Run once; return the seconds it took."""
+        start = time.perf_counter()
         self.session.run(None, self.feed)
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
     def warm_up(self) -> None:
-        """Run for a while, and learn how many runs make a turn."""
+        """Run for a while, and derive the number of runs per turn from the median."""
         times: list[float] = []
         end = time.perf_counter() + WARM_UP
         while len(times) < 3 or time.perf_counter() < end:
@@ -280,30 +288,30 @@ class Net:
         self.runs = max(2, min(1000, round(TURN / sorted(times)[len(times) // 2])))
 
     def turn(self) -> list[float]:
-        """Seconds of the runs of one turn; the first finds cold caches and does not count."""
+        """Return the seconds of each run of one turn, without the first, whose caches are cold."""
         self.run()
         return [self.run() for _ in range(self.runs)]
 
     def answer(self) -> list[float]:
-        """The numbers that it gives for its images."""
+        """Return the first output for the timing input, flattened."""
         return [float(value) for value in self.session.run(None, self.feed)[0].ravel()]
 
 
 def load(name: str, data: bytes, shape: Sequence[int] | None, threads: int) -> Net:
-    """A network, or the reason why it cannot be timed."""
+    """Load a network; raise CoreError with the reason if it cannot be timed."""
     try:
         return Net(name, data, shape, threads)
-    except Trouble:
+    except CoreError:
         raise
     except MemoryError:
-        raise Trouble(f"{name} {_TOO_LARGE}") from None
+        raise CoreError(f"{name} {_OUT_OF_MEMORY}") from None
     except Exception as error:
         text = f"{type(error).__name__}: {_first_line(error)}"
-        raise Trouble(f"{name} cannot be timed ({text})") from error
+        raise CoreError(f"{name} cannot be timed ({text})") from error
 
 
 def _session(name: str, data: bytes, threads: int) -> Any:
-    """What ONNX Runtime runs a network with."""
+    """Create an ONNX Runtime session on the CPU that flushes denormals to zero."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -313,20 +321,20 @@ def _session(name: str, data: bytes, threads: int) -> Any:
     try:
         return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     except MemoryError:
-        raise Trouble(f"{name} {_TOO_LARGE}") from None
+        raise CoreError(f"{name} {_OUT_OF_MEMORY}") from None
     except Exception as error:
         text = _first_line(error)
         if "bad_alloc" in text:
-            raise Trouble(f"{name} {_TOO_LARGE}") from error
+            raise CoreError(f"{name} {_OUT_OF_MEMORY}") from error
         if "rotobuf" in text or "ModelProto does not have a graph" in text or not data:
-            raise Trouble(f"{name} is no ONNX file") from error
+            raise CoreError(f"{name} is not a valid ONNX file") from error
         runtime = f"onnxruntime {onnxruntime.__version__}"
         if "external" in text:
-            raise Trouble(f"{name} {_APART}") from error
-        raise Trouble(f"{name} cannot run on {runtime}: {text}") from error
+            raise CoreError(f"{name} {_EXTERNAL_DATA}") from error
+        raise CoreError(f"{name} cannot run on {runtime}: {text}") from error
 
 
-KINDS = {
+DTYPES = {  # numpy's name of each input type that images can have
     "tensor(float)": "f4",
     "tensor(float16)": "f2",
     "tensor(double)": "f8",
@@ -335,84 +343,93 @@ KINDS = {
 }
 
 
-def _images(name: str, inputs: Sequence[Any], asked: Sequence[int] | None, known: Any) -> Facts:
-    """Images of noise for the one input of a network; `known` is the size that its file names."""
+def _random_input(
+    name: str, inputs: Sequence[Any], asked: Sequence[int] | None, stored: Any
+) -> Facts:
+    """Make noise for a network's only input; `stored` is the image size in its metadata."""
     import numpy as np
 
     if len(inputs) != 1:
         names = ", ".join(i.name for i in inputs) or "none"
-        raise Trouble(f"{name} has {len(inputs)} inputs ({names}): legr times networks with one")
-    own, kind = inputs[0].shape, KINDS.get(inputs[0].type)
-    if kind is None:
-        raise Trouble(f"{name} takes {inputs[0].type}: images are of floats or bytes")
-    if asked is None and isinstance(known, list) and _fits(own, known):
-        asked = known
-    size = _shape(name, own, asked)
+        raise CoreError(
+            f"{name} has {len(inputs)} inputs ({names}); only networks with one can be timed"
+        )
+    declared, dtype = inputs[0].shape, DTYPES.get(inputs[0].type)
+    if dtype is None:
+        raise CoreError(f"{name} takes {inputs[0].type}; only floats and bytes are supported")
+    if asked is None and isinstance(stored, list) and _fits(declared, stored):
+        asked = stored
+    size = _input_shape(name, declared, asked)
     pixels = np.random.default_rng(0).random(size, np.float32)
-    return {inputs[0].name: (pixels * 127 if kind[1] == "1" else pixels).astype(kind)}
+    # a dtype of one byte per element holds integers
+    return {inputs[0].name: (pixels * 127 if dtype[1] == "1" else pixels).astype(dtype)}
 
 
-def _shape(name: str, own: Sequence[Any], asked: Sequence[int] | None) -> tuple[int, ...]:
-    """The shape of the images to show: one image, where the network leaves it open."""
-    first = _count(own[0]) or 1 if own else 1
+def _input_shape(
+    name: str, declared: Sequence[Any], asked: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Return the shape of the input to time with: one image, unless the batch size is fixed."""
+    batch = _positive_int(declared[0]) or 1 if declared else 1
     if asked is None:
-        rest = [_count(side) for side in own[1:]]
-        if not own or not all(rest):
-            sides = f" ({_times(own)})" if own else ""
-            raise Trouble(
-                f"{name} takes images of any size{sides}: pass one, as in --input 3x224x224"
+        sizes = [_positive_int(size) for size in declared[1:]]
+        if not declared or not all(sizes):
+            shown = f" ({_format_shape(declared)})" if declared else ""
+            raise CoreError(
+                f"{name} takes images of any size{shown}: pass one, as in --input 3x224x224"
             )
-        return (first, *rest)
-    if not _fits(own, asked):
-        raise Trouble(f"{name} takes {_times(own)}, not images of {_times(asked)}")
-    return (first, *asked)
+        return (batch, *sizes)
+    if not _fits(declared, asked):
+        raise CoreError(
+            f"{name} takes {_format_shape(declared)}, not images of {_format_shape(asked)}"
+        )
+    return (batch, *asked)
 
 
-def _fits(own: Sequence[Any], asked: Sequence[Any]) -> bool:
-    """Whether an image has sides that a network takes; one without sides takes any."""
-    if not asked or not all(_count(side) for side in asked):
+def _fits(declared: Sequence[Any], asked: Sequence[Any]) -> bool:
+    """Whether a network takes images of this size; sizes that it does not declare are free."""
+    if not asked or not all(_positive_int(size) for size in asked):
         return False
-    sides = own[1:] if own else [None] * len(asked)
-    same = (_count(side) in (None, want) for side, want in zip(sides, asked))
-    return len(sides) == len(asked) and all(same)
+    sizes = declared[1:] if declared else [None] * len(asked)
+    same = (_positive_int(size) in (None, want) for size, want in zip(sizes, asked))
+    return len(sizes) == len(asked) and all(same)
 
 
-def _count(number: Any) -> Any:
-    """A whole number from 1 on, as machines have them; None for anything else."""
-    return number if type(number) is int and 0 < number < 2**63 else None
+def _positive_int(value: Any) -> Any:
+    """Return a positive 64-bit integer as it is, and None for anything else."""
+    return value if type(value) is int and 0 < value < 2**63 else None
 
 
-def _times(sides: Sequence[Any]) -> str:
-    """`1x3x224x224`."""
-    return "x".join(str(side) for side in sides)
+def _format_shape(sizes: Sequence[Any]) -> str:
+    """Format a shape: `1x3x224x224`."""
+    return "x".join(str(size) for size in sizes)
 
 
-def _object(text: str) -> Facts:
-    """An object in JSON; an empty one for anything else."""
+def _parse_object(text: str) -> Facts:
+    """Parse a JSON object; empty if the text is anything else."""
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _first_line(error: BaseException) -> str:
-    """What a library says was wrong, in one line, without the places in its source."""
+    """Return the first line of a library's message, without locations in its source."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0].split(" : ")[-1]
     for mark in ("Error ", "failed:", "opset versions. ", "] "):
         text = text.rpartition(mark)[2]
     return text[:200]
 
 
-def _memory() -> int | None:
-    """Bytes that are free, where the kernel says."""
+def _free_memory() -> int | None:
+    """Return the bytes of free memory; None if the kernel does not report them."""
     for line in read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
 
 
-# The measurement
+# Measurement
 
 
 def measure(
@@ -420,18 +437,22 @@ def measure(
     seconds: float,
     pinned: Sequence[int] = (),
     stopped: Callable[[], bool] = lambda: False,
-    tell: Callable[[float], None] = lambda _: None,
+    report: Callable[[float], None] = lambda _: None,
 ) -> Facts:
-    """Let the networks take turns for so many seconds each; ratios are to the first of them."""
+    """Time networks in turns for `seconds` each; ratios are relative to the first network.
+
+    Ends early, with the complete rounds, when `stopped` returns true; `report` gets the share done.
+    """
     core = pinned[0] if pinned else 0
     before = temperature_c()
     for net in nets:
         if not stopped():
             net.warm_up()
-    rounds: list[list[list[float]]] = []  # by round and network, the seconds of a turn
+    rounds: list[list[list[float]]] = []  # by round and network, the seconds of each run
     clocks: list[float] = []
-    begun, whole = time.perf_counter(), seconds * len(nets)
-    while not stopped() and (time.perf_counter() - begun < whole or len(rounds) < ROUNDS):
+    start, total = time.perf_counter(), seconds * len(nets)
+    while not stopped() and (time.perf_counter() - start < total or len(rounds) < ROUNDS):
+        # every other round runs backwards, so that drift affects all networks alike
         order = range(len(nets)) if len(rounds) % 2 == 0 else range(len(nets) - 1, -1, -1)
         turns = {}
         for i in order:
@@ -441,10 +462,10 @@ def measure(
             rounds.append([turns[i] for i in range(len(nets))])
         now = clock_mhz(core)
         clocks += [] if now is None else [now]
-        spent = (time.perf_counter() - begun) / whole
-        tell(min(1.0, spent, len(rounds) / ROUNDS))
+        spent = (time.perf_counter() - start) / total
+        report(min(1.0, spent, len(rounds) / ROUNDS))
     if not rounds:
-        raise Trouble("stopped before anything was measured")
+        raise CoreError("stopped before anything was measured")
     models = [_summary(net, rounds, i, 0) for i, net in enumerate(nets)]
     heat: Facts = {
         "temperature_c": [before, temperature_c()],
@@ -454,13 +475,14 @@ def measure(
 
 
 def _summary(net: Net, rounds: list[list[list[float]]], i: int, against: int) -> Facts:
-    """Median, spread and ratio of one network."""
+    """Summarize network `i`: latency in ms, and its ratio to network `against`."""
     import numpy as np
 
     times = np.sort(np.concatenate([turns[i] for turns in rounds])) * 1000
     p5, median, p95 = (float(np.percentile(times, p)) for p in (5, 50, 95))
     ratios = sorted(float(np.median(turns[i]) / np.median(turns[against])) for turns in rounds)
-    tail = max(0, int((len(ratios) - 1.96 * len(ratios) ** 0.5) / 2))  # 95 % of medians lie inside
+    # order statistics that bound the median with 95 % confidence: n/2 ± 1.96·√n/2
+    tail = max(0, int((len(ratios) - 1.96 * len(ratios) ** 0.5) / 2))
     return {
         **net.facts,
         "runs": len(times),
@@ -474,51 +496,52 @@ def _summary(net: Net, rounds: list[list[list[float]]], i: int, against: int) ->
 
 
 def _notes(nets: Sequence[Net], heat: Facts, pinned: Sequence[int]) -> list[str]:
-    """What makes these figures doubtful, or other than those of the user's own program."""
+    """List reasons to doubt the results, or to expect others in the user's own program."""
     notes = []
-    sizes = {_times(net.facts["input"]): net.name for net in nets}
+    sizes = {_format_shape(net.facts["input"]): net.name for net in nets}
     if len(sizes) > 1:
         each = ", ".join(f"{name} {size}" for size, name in sizes.items())
-        notes.append(f"THE IMAGES DIFFER IN SIZE ({each}): such ratios mean little; pass --input")
+        notes.append(f"THE INPUT SIZES DIFFER ({each}): ratios are not comparable; pass --input")
     for net in nets:
         bad, total = net.facts["denormals"], net.facts["weights"]
         if bad:
             notes.append(
-                f"{net.name} has {bad} denormal weights of {total}, on which CPUs are up to ten "
-                "times slower: they were taken as zero here; set session.set_denormal_as_zero in "
+                f"{net.name} has {bad} denormal weights of {total}, which can slow a CPU down up "
+                "to ten times: they were flushed to zero here; set session.set_denormal_as_zero in "
                 "your program, too"
             )
     low, high = heat["clock_mhz"] or (1, 1)
-    if low < high * (1 - STEADY):
-        hot = heat["temperature_c"][1]
-        at = "" if hot is None else f" at {hot:.0f} °C"
+    if low < high * (1 - CLOCK_TOLERANCE):
+        after_c = heat["temperature_c"][1]
+        at = "" if after_c is None else f" at {after_c:.0f} °C"
         notes.append(
-            f"the clock moved between {low:.0f} and {high:.0f} MHz{at}: ratios hold, milliseconds "
-            "less; fix the clock (on a Jetson: sudo jetson_clocks) and let it cool"
+            f"the clock varied between {low:.0f} and {high:.0f} MHz{at}: ratios are reliable, "
+            "milliseconds less so; fix the clock (on a Jetson: sudo jetson_clocks) and cool the "
+            "board"
         )
     if not pinned:
         notes.append("not pinned to a core: this system does not allow it")
     return notes
 
 
-def result(device: Facts, found: Facts, against: str, settings: Facts) -> Facts:
-    """What bench.json holds."""
+def result(device: Facts, measured: Facts, against: str, settings: Facts) -> Facts:
+    """Assemble the content of bench.json."""
     return {
         "format": FORMAT,
         "version": VERSION,
-        "device": {**device, **{key: found[key] for key in ("temperature_c", "clock_mhz")}},
+        "device": {**device, **{key: measured[key] for key in ("temperature_c", "clock_mhz")}},
         "settings": settings,
         "against": against,
-        "models": found["models"],
-        "notes": found["notes"],
+        "models": measured["models"],
+        "notes": measured["notes"],
     }
 
 
-# Talking to legr
+# Protocol
 
 
-def serve(source: Any, say: Callable[[Facts], None]) -> None:
-    """Answer requests until the other side is gone; a request ends a measurement under way."""
+def serve(source: Any, send: Callable[[Facts], None]) -> None:
+    """Handle requests until the stream closes; a new request stops a running measurement."""
     requests: queue.Queue[Facts | None] = queue.Queue()
 
     def listen() -> None:
@@ -537,60 +560,60 @@ def serve(source: Any, say: Callable[[Facts], None]) -> None:
             if request["do"] == "begin":
                 pinned = pin(request["threads"], request.get("core"))
                 threads = request["threads"]
-                say({"device": machine(pinned)})
+                send({"device": machine(pinned)})
             elif request["do"] == "load":
                 name = request["name"]
                 nets[name] = load(name, request.pop("data"), request.get("input"), threads)
-                say({"loaded": nets[name].facts})
+                send({"loaded": nets[name].facts})
             elif request["do"] == "drop":
                 del nets[request["name"]]
-                say({"dropped": request["name"]})
+                send({"dropped": request["name"]})
             elif request["do"] == "answer":
-                say({"answer": nets[request["name"]].answer()})
+                send({"answer": nets[request["name"]].answer()})
             elif request["do"] == "measure":
-                chosen = [nets[name] for name in request["names"]]
-                say(
+                selected = [nets[name] for name in request["names"]]
+                send(
                     {
                         "measured": measure(
-                            chosen,
+                            selected,
                             request["seconds"],
                             pinned,
                             lambda: not requests.empty(),
-                            lambda done: say({"progress": done}),
+                            lambda done: send({"progress": done}),
                         )
                     }
                 )
-        except Trouble as error:
-            say({"trouble": str(error)})
+        except CoreError as error:
+            send({"trouble": str(error)})
         except Exception as error:
-            say({"trouble": f"{type(error).__name__}: {_first_line(error)}"})
+            send({"trouble": f"{type(error).__name__}: {_first_line(error)}"})
 
 
-def _speaker() -> Callable[[Facts], None]:
-    """Lines of JSON on stdout, which nothing else may write to from now on."""
+def _json_lines() -> Callable[[Facts], None]:
+    """Return a function that prints JSON lines; other output to stdout now goes to stderr."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def say(facts: Facts) -> None:
+    def send(facts: Facts) -> None:
         stream.write(json.dumps(facts) + "\n")
         stream.flush()
 
-    return say
+    return send
 
 
-def main(words: Sequence[str]) -> None:
-    """The command line of this file where it stands alone."""
-    parser = argparse.ArgumentParser(description="Times ONNX networks on one core.")
+def main(arguments: Sequence[str]) -> None:
+    """Parse the command line; serve legr, or measure files on this machine."""
+    parser = argparse.ArgumentParser(description="Time ONNX networks on one core.")
     parser.add_argument("models", nargs="*", metavar="MODEL.onnx")
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each network")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--core", type=int, help="the core to run on; default: the fastest")
+    parser.add_argument("--seconds", type=float, default=3.0, help="measuring time per network")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads; default: 1")
+    parser.add_argument("--core", type=int, help="core to run on; default: the fastest")
     parser.add_argument("--input", help="size of one image, such as 3x224x224")
-    parser.add_argument("--against", help="the network that ratios are to; default: the first")
+    parser.add_argument("--against", help="reference network for ratios; default: the first")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args(words)
-    say = _speaker()
-    # numpy misses the denormals that are taken as zero
+    args = parser.parse_args(arguments)
+    send = _json_lines()
+    # numpy warns if denormals are flushed to zero
     warnings.filterwarnings("ignore", ".*smallest subnormal.*")
     try:
         import numpy  # noqa: F401
@@ -600,26 +623,26 @@ def main(words: Sequence[str]) -> None:
         text = f"its Python has no {error.name}: {python} -m pip install numpy onnxruntime"
         if not args.serve:
             raise SystemExit("legr_bench: " + text) from None
-        say({"trouble": text})
+        send({"trouble": text})
         return
     if args.serve:
-        say({"hello": FORMAT})
-        serve(sys.stdin.buffer, say)
+        send({"hello": FORMAT})
+        serve(sys.stdin.buffer, send)
         return
     try:
-        say(_alone(args))
-    except (Trouble, OSError, ValueError) as error:
+        send(_measure_files(args))
+    except (CoreError, OSError, ValueError) as error:
         raise SystemExit(f"legr_bench: {error}") from None
 
 
-def _alone(args: Any) -> Facts:
-    """Measure files of this machine."""
+def _measure_files(args: Any) -> Facts:
+    """Measure ONNX files on this machine; return the content of bench.json."""
     if not args.models or args.threads < 1 or not 0 < args.seconds < 1e5:
-        raise Trouble("name networks; --threads from 1, --seconds over 0")
-    sides = args.input.split("x") if args.input else []
-    if not all(side.isdigit() for side in sides):
-        raise Trouble(f"--input {args.input}: expected sides such as 3x224x224")
-    shape = [int(side) for side in sides] or None
+        raise CoreError("expected at least one network, --threads from 1, and --seconds above 0")
+    sizes = args.input.split("x") if args.input else []
+    if not all(size.isdigit() for size in sizes):
+        raise CoreError(f"--input {args.input}: expected a size such as 3x224x224")
+    shape = [int(size) for size in sizes] or None
     names = list(dict.fromkeys(([args.against] if args.against else []) + args.models))
     pinned = pin(args.threads, args.core)
     short = [os.path.basename(name) for name in names]
@@ -628,9 +651,9 @@ def _alone(args: Any) -> Facts:
         with open(name, "rb") as file:
             shown = base if short.count(base) == 1 else name
             nets.append(load(shown, file.read(), shape, args.threads))
-    found = measure(nets, args.seconds, pinned)
+    measured = measure(nets, args.seconds, pinned)
     settings = {"threads": args.threads, "seconds": args.seconds}
-    return result(machine(pinned), found, nets[0].name, settings)
+    return result(machine(pinned), measured, nets[0].name, settings)
 
 
 if __name__ == "__main__":

@@ -225,10 +225,10 @@ def test_bad_networks_are_refused_in_one_line(tmp_path: Path) -> None:
     graphs.convolution(tmp_path / "any.onnx", side="side")
     graphs.numbers(tmp_path / "ints.onnx", TensorProto.INT64)
     for name, words in {
-        "text": "text.onnx is no ONNX file",
-        "empty": "empty.onnx is no ONNX file",
-        "zeros": "zeros.onnx is no ONNX file",
-        "cut": "cut.onnx is no ONNX file",
+        "text": "ONNX file",
+        "empty": "ONNX file",
+        "zeros": "ONNX file",
+        "cut": "ONNX file",
         "two": "two.onnx has 2 inputs (left, right)",
         "magic": "my.own:Magic(-1) is not a registered function/op",
         "any": "(nx3xsidexside): pass one, as in --input 3x224x224",
@@ -293,7 +293,7 @@ def test_a_checkpoint_sees_images_as_large_as_its_peer(
     assert [row["input"] for row in found["models"]] == [[1, 3, 64, 64]] * 2
     assert found["notes"] == []
     mixed = json.loads(legr("bench", "small.onnx", "random:resnet20", *QUICK, "--json"))
-    assert mixed["notes"][0].startswith("THE IMAGES DIFFER IN SIZE (small.onnx 1x3x64x64, ")
+    assert mixed["notes"][0].startswith("THE INPUT SIZES DIFFER (small.onnx 1x3x64x64, ")
 
 
 def test_odd_metadata_and_inputs(tmp_path: Path) -> None:

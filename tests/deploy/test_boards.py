@@ -181,7 +181,7 @@ def test_prune_to_a_latency_on_a_board(on_path: Path, tmp_path: Path) -> None:
         (("--ssh", "stranger"), "Permission denied (publickey"),
         (("--ssh", "impostor"), "Host key verification failed"),
         (("--ssh", "closed"), "Connection refused); does `ssh closed` work?"),
-        (("--ssh", "board", "--python", "python9"), "install python3, or name it by --python"),
+        (("--ssh", "board", "--python", "python9"), "install python3, or pass --python"),
     ],
 )
 def test_boards_that_cannot_be_used(args: tuple, words: str, small: Path, on_path: Path) -> None:
