@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from legr_cli import __version__
 from legr_cli.commands.bench import bench
 from legr_cli.commands.compare import compare
 from legr_cli.commands.demo import demo
@@ -25,6 +24,7 @@ from legr_cli.commands.learn import learn
 from legr_cli.commands.prune import prune
 from legr_cli.commands.report import report
 from legr_cli.errors import LegrError
+from legr_cli.version import __version__
 
 PACKAGES = (
     "torch",

@@ -154,9 +154,9 @@ def _read(
     return header, lines, sum(len(raw) + 1 for raw in whole)
 
 
-def is_share(value: Any) -> bool:
-    """Whether this is an accuracy."""
-    return isinstance(value, int | float) and 0 <= value <= 1
+def is_accuracy(value: Any) -> bool:
+    """Whether this is an accuracy, or a score of the user's own."""
+    return isinstance(value, int | float) and abs(value) < math.inf
 
 
 def is_loss(value: Any) -> bool:
@@ -168,7 +168,7 @@ def is_score(value: Any) -> bool:
     """Whether this is what a network reached on some images."""
     return (
         isinstance(value, dict)
-        and is_share(value.get("accuracy"))
+        and is_accuracy(value.get("accuracy"))
         and is_loss(value.get("loss"))
         and type(value.get("images")) is int
     )

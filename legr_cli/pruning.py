@@ -1,38 +1,47 @@
-"""The whole of a prune, without files or printing: a network and settings → smaller networks."""
+"""`legr_cli.prune` and `legr_cli.inspect`: a network and a target → a smaller network.
+
+Nothing here reads data, writes files or prints.
+"""
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import nn
 
-from legr_cli import __version__
 from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.check import disagreement
 from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params, price
 from legr_cli.cut import arrange, cut, floor, uniform_scores
-from legr_cli.errors import LegrError, ModelError, SettingError
+from legr_cli.errors import LegrError, SettingError
 from legr_cli.latency import Clock, Timing, fast_enough
+from legr_cli.models.card import without_results
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.kept import kept_channels
-from legr_cli.models.network import Network
-from legr_cli.models.registry import Arch
-from legr_cli.ranking import Filters, Ranking, collect_filters, identity, importance, read_ranking
+from legr_cli.models.network import Network, as_network, on_cpu
+from legr_cli.ranking import (
+    Filters,
+    Ranking,
+    check_ranking,
+    collect_filters,
+    identity,
+    importance,
+    read_ranking,
+)
 from legr_cli.settings import Align, Prune, parse_align
-from legr_cli.targets import Target
+from legr_cli.targets import TARGETS, Target
+from legr_cli.version import __version__
 
-ROUNDING = 1e-4  # relative difference to the silenced dense network that single precision makes
-WORDS = {"flops": "FLOPs", "params": "parameters"}
+ROUNDING = 1e-4  # relative difference to the masked dense network that float32 explains
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """A network, taken apart once for all its targets."""
+    """A network taken apart once, for all targets."""
 
     network: Network
     units: Units
@@ -45,57 +54,68 @@ class Analysis:
 
 @dataclass(frozen=True)
 class Pruned:
-    """A smaller network and how it came out."""
+    """A smaller network and what it costs."""
 
     target: Target
     network: Network
     flops: int  # by fvcore, on the pruned network itself
     params: int
-    widths: dict[str, tuple[int, int]]  # by layer: channels kept, and of how many
-    difference: float  # to the dense network with the removed channels silenced
-    timing: Timing | None  # where the target is a latency
+    widths: dict[str, tuple[int, int]]  # by layer: channels kept and channels before
+    difference: float  # relative, to the dense network with the removed channels masked
+    timing: Timing | None  # if the target is a latency
 
 
 def analyze(network: Network) -> Analysis:
-    """Trace, tie and price a network."""
+    """Trace a network, group its channels into units and compute their cost."""
     units = couple(network.model, network.input_shape)
     cost = price(units)
-    flops, params = (round(cost.of(terms, cost.sizes)) for terms in (cost.flops, cost.params))
+    flops, params = (round(cost.total(terms, cost.sizes)) for terms in (cost.flops, cost.params))
     sha256 = fingerprint(network.model)
     return Analysis(network, units, cost, collect_filters(units), flops, params, sha256)
 
 
-def resolve_ranking(analysis: Analysis, name: str | os.PathLike[str] | None) -> Ranking:
-    """The ranking in a file, "uniform", or α = 1, κ = 0."""
-    if name is None or name == "uniform":
-        return replace(identity(analysis.filters), method=name or "norm")
-    return read_ranking(Path(name), analysis.filters)
+def resolve_ranking(
+    analysis: Analysis, ranking: "Ranking | str | os.PathLike[str] | None"
+) -> Ranking:
+    """A ranking as it is, from a file, `"uniform"`, or α = 1, κ = 0 for None."""
+    if isinstance(ranking, Ranking):
+        check_ranking(ranking, analysis.filters)
+        return ranking
+    if ranking is None or ranking == "uniform":
+        return replace(identity(analysis.filters), method=ranking or "norm")
+    if not isinstance(ranking, str | os.PathLike):
+        raise SettingError(
+            f"ranking must be a Ranking, a file or 'uniform', got {type(ranking).__name__}"
+        )
+    return read_ranking(Path(ranking), analysis.filters)
 
 
 def _scores(analysis: Analysis, ranking: Ranking) -> np.ndarray:
     """By unit, what the cut sorts by."""
-    scores = importance(analysis.filters, ranking)
+    filters = analysis.filters
+    if ranking.metric != filters.metric:
+        filters = collect_filters(analysis.units, ranking.metric)
+    scores = importance(filters, ranking)
     return uniform_scores(scores, analysis.cost.group_of) if ranking.method == "uniform" else scores
 
 
 def plans(
     analysis: Analysis, ranking: Ranking, settings: Prune, clock: Clock | None = None
 ) -> list[Kept]:
-    """The units to keep for each target; all are decided before anything is cut.
+    """The units to keep for each target; all plans are made before anything is cut.
 
-    A latency is a matter of measuring: `clock` times a plan.
+    `clock` times a plan, for latency targets.
     """
     _check_width(analysis, settings.align)
     scores = _scores(analysis, ranking)
     blocks = arrange(analysis.units, analysis.cost, scores, settings.min_keep, settings.align)
-    terms_of = {"flops": analysis.cost.flops, "params": analysis.cost.params}
 
     def at(what: str, share: float) -> Kept:
-        counts = cut(analysis.cost, blocks, terms_of[what], share, WORDS[what])
+        counts = cut(analysis.cost, blocks, getattr(analysis.cost, what), share, TARGETS[what].noun)
         return blocks.kept(counts, analysis.cost)
 
     def decided(target: Target) -> Kept:
-        if not target.timed:
+        if not target.kind.timed:
             return at(target.what, target.value)
         assert clock is not None
         least = floor(analysis.cost, blocks, analysis.cost.flops)
@@ -105,18 +125,18 @@ def plans(
 
 
 def lowest_share(analysis: Analysis, align: Align, min_keep: float = 0.1) -> float:
-    """The lowest share of FLOPs that a target may ask for."""
+    """The lowest share of the FLOPs that a network can be pruned to."""
     scores = importance(analysis.filters, identity(analysis.filters))
     blocks = arrange(analysis.units, analysis.cost, scores, min_keep, align)
     return floor(analysis.cost, blocks, analysis.cost.flops)
 
 
 def _check_width(analysis: Analysis, align: Align) -> None:
-    """An alignment that no layer is as wide as would leave nothing to prune."""
+    """Refuse an alignment wider than every layer: it would leave nothing to prune."""
     widest = int((analysis.cost.channels * analysis.cost.sizes).max())
     if align.block > widest and not align.narrow:
         raise SettingError(
-            f"--align {align.block} is larger than every layer (the widest has {widest}): "
+            f"--align {align.block} is wider than every layer (the widest has {widest} channels): "
             "pass a smaller one or auto"
         )
 
@@ -128,14 +148,14 @@ def apply_plans(
     decided: list[Kept],
     clock: Clock | None = None,
 ) -> Iterator[Pruned]:
-    """Cut, count and check one network after the other; only one is in memory at a time."""
+    """Prune, count and verify one network after the other; only one is in memory at a time."""
     for target, kept in zip(settings.targets, decided, strict=True):
-        timing = clock(kept) if target.timed and clock is not None else None
-        yield _carry_out_one(analysis, ranking, settings, target, kept, timing)
-        gc.collect()  # a graph and its module refer to each other: give their memory back now
+        timing = clock(kept) if target.kind.timed and clock is not None else None
+        yield _apply_plan(analysis, ranking, settings, target, kept, timing)
+        gc.collect()  # free the reference cycle of a graph and its module now
 
 
-def _carry_out_one(
+def _apply_plan(
     analysis: Analysis,
     ranking: Ranking,
     settings: Prune,
@@ -143,7 +163,7 @@ def _carry_out_one(
     kept: Kept,
     timing: Timing | None,
 ) -> Pruned:
-    """Cut one network and see that it is right."""
+    """Prune one network and verify it."""
     network, units = analysis.network, analysis.units
     smaller = apply(units, kept)
     flops, params = count_flops(smaller, network.input_shape), count_params(smaller)
@@ -153,7 +173,7 @@ def _carry_out_one(
         "dense_flops": analysis.flops,
         "dense_params": analysis.params,
         "dense_channels": {name: len(layer.out) for name, layer in units.flow.layers.items()},
-        **_lasting(network.notes),
+        **without_results(network.card).notes,
         "legr": __version__,
         "target": {target.what: target.value},
         "flops": {"before": analysis.flops, "after": flops},
@@ -172,55 +192,175 @@ def _carry_out_one(
     return Pruned(target, result, flops, params, _widths(units, kept), difference, timing)
 
 
-def _lasting(notes: dict[str, Any]) -> dict[str, Any]:
-    """What is known of a network and stays true of one cut from it: not what it reached."""
-    return {key: value for key, value in notes.items() if key not in ("training", "latency")}
-
-
 def _checked(units: Units, kept: Kept, smaller: nn.Module, target: Target) -> float:
-    """The difference to the dense network, or an error if it is more than rounding."""
+    """The difference to the masked dense network, or an error if rounding does not explain it."""
     difference = disagreement(units, kept, smaller)
     if difference <= ROUNDING:
         return difference
     difference = disagreement(units, kept, smaller, exact=True)
     if difference > ROUNDING:
         raise LegrError(
-            f"the network at {target.label} differs from the dense one by {difference:.1e} "
-            "(relative) where it should not; this is a bug of legr's: please report the network"
+            f"the network at {target.label} differs from the masked dense one by {difference:.1e} "
+            "(relative); this is a bug in legr: please report it with the network"
         )
     return difference
 
 
 def _widths(units: Units, kept: Kept) -> dict[str, tuple[int, int]]:
-    """By layer the channels that stay and those there were."""
+    """By layer, channels kept and channels before."""
     return {
         name: (int(np.count_nonzero(units.keeps(kept, layer.out))), len(layer.out))
         for name, layer in units.flow.layers.items()
     }
 
 
+@dataclass(frozen=True)
+class PinnedChannels:
+    """Channels of a layer that can never be removed."""
+
+    layer: str
+    channels: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """A layer with filters, as `inspect` shows it."""
+
+    name: str
+    kind: str
+    channels: int
+    units: int  # that its channels belong to
+    groups: tuple[int, ...]  # layers of one group share their units
+    flops: int  # one multiply-add counts as one
+    pinned: tuple[PinnedChannels, ...]
+
+
+@dataclass(frozen=True)
+class NetworkSummary:
+    """What can be pruned in a network, and what it costs."""
+
+    arch: str
+    input_shape: tuple[int, ...]
+    flops: int  # for one image, by fvcore; one multiply-add counts as one
+    params: int
+    units: int  # sets of channels that can only be removed together
+    groups: int
+    lowest_flops_share: dict[str, float]  # by `--align`
+    layers: tuple[LayerSummary, ...]
+    pinned: tuple[PinnedChannels, ...]  # also of layers that have no rule, and so no summary
+    other_flops: int  # of norms, pools and the like
+    sha256: str  # of the weights
+
+
+def inspect(model: nn.Module, input_shape: Sequence[int] | None = None) -> NetworkSummary:
+    """Show what can be pruned in a network, layer by layer.
+
+    Args:
+        model: Any module; it is not changed.
+        input_shape: Shape of one image, such as `(3, 224, 224)`; a module from legr knows its own.
+
+    Returns:
+        Layers, prunable units, FLOPs, and which channels are pinned and why.
+
+    Raises:
+        ModelError: The network cannot be traced, or does not run on such images.
+        SettingError: `input_shape` is missing or is not a shape.
+
+    Example:
+        >>> legr_cli.inspect(model, (3, 96, 96)).lowest_flops_share["auto"]
+        0.031
+    """
+    network = as_network(model, input_shape)
+    return summarize(analyze(replace(network, model=on_cpu(network.model))))
+
+
+def summarize(analysis: Analysis) -> NetworkSummary:
+    """What `inspect` shows of a network."""
+    units, cost = analysis.units, analysis.cost
+    flops = cost.flops_by_layer(cost.sizes)
+    pins = tuple(PinnedChannels(pin.layer, pin.channels, pin.reason) for pin in units.pins)
+    layers = []
+    for name, layer in units.flow.layers.items():
+        free = units.unit_of(layer.out)
+        free = free[free >= 0]
+        groups = sorted(set(cost.group_of[free].tolist()))
+        layers.append(
+            LayerSummary(
+                name,
+                layer.kind,
+                len(layer.out),
+                len(set(free.tolist())),
+                tuple(groups),
+                round(flops[name]),
+                tuple(pin for pin in pins if pin.layer == name),
+            )
+        )
+    return NetworkSummary(
+        str(analysis.network.arch),
+        analysis.network.input_shape,
+        analysis.flops,
+        analysis.params,
+        units.count,
+        len(cost.sizes),
+        {name: lowest_share(analysis, parse_align(name)) for name in ("auto", "1")},
+        tuple(layers),
+        pins,
+        analysis.flops - round(sum(flops[name] for name in units.flow.layers)),
+        analysis.sha256,
+    )
+
+
 def prune(
     model: nn.Module,
-    input_shape: tuple[int, ...],
-    flops: float | None,
-    params: float | None,
-    align: str,
-    min_keep: float,
-    ranking: str | os.PathLike[str] | None,
+    input_shape: Sequence[int] | None = None,
+    *,
+    flops: float | None = None,
+    params: float | None = None,
+    ranking: "Ranking | str | os.PathLike[str] | None" = None,
+    align: str | int = "auto",
+    min_keep: float = 0.1,
+    arch: str | Callable[..., nn.Module] | None = None,
 ) -> nn.Module:
-    """`legr_cli.prune`: one target, from a module to a module."""
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        model = model.module
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
-    given = [Target(what, s) for what, s in (("flops", flops), ("params", params)) if s is not None]
-    if len(given) != 1:
+    """Prune a network to a share of its FLOPs or parameters: offline, without data.
+
+    The result is verified: its output matches that of `model` with the removed channels masked.
+
+    Args:
+        model: Any module; it is not changed.
+        input_shape: Shape of one image, such as `(3, 224, 224)`; a module from legr knows its own.
+        flops: Share of the FLOPs to keep at most, over 0 and up to 1.
+        params: Share of the parameters to keep at most; pass either this or `flops`.
+        ranking: What `legr_cli.learn` gave, a ranking.json, `"uniform"` for the same share of
+            every layer, or None for plain squared norms.
+        align: Multiples to keep channel counts at, as `--align` takes them; 1 is the paper's.
+        min_keep: Minimum share of each layer's channels to keep.
+        arch: `"module:factory"` of a network of your own, or the factory itself, so that
+            `legr_cli.save` can write the result.
+
+    Returns:
+        A new module in evaluation mode, with a card that `save` and `finetune` use.
+
+    Raises:
+        BudgetError: The target is out of reach.
+        ModelError: The network cannot be traced, or does not run on such images.
+        RankingError: The ranking belongs to another network.
+        SettingError: An argument is out of range.
+
+    Example:
+        >>> smaller = legr_cli.prune(model, (3, 224, 224), flops=0.4)
+    """
+    targets = [
+        Target(what, share)
+        for what, share in (("flops", flops), ("params", params))
+        if share is not None
+    ]
+    if len(targets) != 1:
         raise SettingError("pass one of flops and params")
-    if not all(type(side) is int and side > 0 for side in input_shape):
-        raise SettingError(f"input_shape must be sizes such as (3, 224, 224), got {input_shape}")
-    settings = Prune(targets=tuple(given), align=parse_align(str(align)), min_keep=min_keep)
-    analysis = analyze(Network(model, Arch(type(model).__name__), input_shape))
-    learned = resolve_ranking(analysis, ranking)
-    decided = plans(analysis, learned, settings)
-    return next(apply_plans(analysis, learned, settings, decided)).network.model
+    settings = Prune(targets=tuple(targets), align=parse_align(str(align)), min_keep=min_keep)
+    network = as_network(model, input_shape, arch)
+    analysis = analyze(replace(network, model=on_cpu(network.model)))
+    resolved = resolve_ranking(analysis, ranking)
+    decided = plans(analysis, resolved, settings)
+    [pruned] = apply_plans(analysis, resolved, settings, decided)
+    return pruned.network.carried().eval()

@@ -1,27 +1,39 @@
-"""The ranking: (α, κ) for each layer, the importance that follows, and ranking.json.
+"""The ranking: (α, κ) for each layer, the importance that follows from it, and ranking.json.
 
-Methods of the prior art that score every filter by itself have a list of scores in their rows
+Methods of the prior art that score every filter separately have a list of scores in their rows
 instead; such a ranking is read, cut and written like any other.
 """
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from legr_cli.channels.units import Units
 from legr_cli.errors import CheckpointError, RankingError, first_line
 
 FORMAT, VERSION = "legr-ranking", 1
-LARGEST = 1e30  # of α and κ, so that no sum of importances overflows
+LARGEST = 1e30  # limit of α and κ, so that no sum of importances overflows
+
+
+def _squared_norm(weight: Tensor) -> Tensor:
+    """‖Θᵢ‖₂² of each row."""
+    return weight.square().sum(1)
+
+
+# Importance metrics: weights of a layer, one filter per row → one number per filter.
+METRICS: dict[str, Callable[[Tensor], Tensor]] = {"squared-norm": _squared_norm}
+DEFAULT_METRIC = "squared-norm"  # the paper's, and that of rankings that do not name theirs
 
 
 @dataclass(frozen=True)
 class Row:
-    """A layer's scale α and shift κ; or a score for each of its filters, which rules alone."""
+    """A layer's scale α and shift κ; or a score for each of its filters, used instead."""
 
     name: str
     filters: int
@@ -29,7 +41,7 @@ class Row:
     kappa: float = 0.0
     scores: tuple[float, ...] | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As ranking.json has it."""
         own = ("alpha", "kappa") if self.scores is None else ("scores",)
         return {key: getattr(self, key) for key in ("name", "filters", *own)}
@@ -37,47 +49,51 @@ class Row:
 
 @dataclass(frozen=True)
 class Ranking:
-    """One row for each layer that has filters to rank, and all that is known of its making."""
+    """One row for each layer that has filters to rank, and how it was made."""
 
     rows: tuple[Row, ...]
     method: str = "legr"  # "norm": α = 1, κ = 0; "uniform": the same share of every group; …
     notes: dict[str, Any] = field(default_factory=dict)
+    metric: str = DEFAULT_METRIC  # a key of METRICS: what α and κ scale and shift
 
 
 @dataclass(frozen=True)
 class Filters:
-    """The filters that can be ranked: layer, unit and squared norm of each."""
+    """The filters that can be ranked: layer, unit and importance metric of each."""
 
     names: tuple[str, ...]
     layer: np.ndarray
     unit: np.ndarray
-    norm2: np.ndarray
+    value: np.ndarray  # of the metric
     units: int
+    metric: str = DEFAULT_METRIC
 
 
-def collect_filters(units: Units) -> Filters:
-    """‖Θᵢ‖₂² of every filter that belongs to a unit."""
+def collect_filters(units: Units, metric: str = DEFAULT_METRIC) -> Filters:
+    """The importance metric of every filter that belongs to a unit."""
+    measure = METRICS[metric]
     names: list[str] = []
-    layer, unit, norm2 = [], [], []
+    layer, unit, value = [], [], []
     for found in units.flow.layers.values():
         of = units.unit_of(found.out)
         free = of >= 0
         if not free.any():
             continue
         weight = found.weight.detach().movedim(found.axes.out or 0, 0).flatten(1)
-        squares = weight.double().square().sum(1).cpu().numpy()
-        if not np.isfinite(squares).all():
+        values = measure(weight.double()).cpu().numpy()
+        if not np.isfinite(values).all():
             raise CheckpointError(f"layer '{found.name}' has weights that are not finite")
         layer.append(np.full(int(free.sum()), len(names)))
         names.append(found.name)
         unit.append(of[free])
-        norm2.append(squares[free])
+        value.append(values[free])
     return Filters(
         tuple(names),
         np.concatenate(layer),
         np.concatenate(unit),
-        np.concatenate(norm2),
+        np.concatenate(value),
         units.count,
+        metric,
     )
 
 
@@ -89,7 +105,7 @@ def identity(filters: Filters) -> Ranking:
 
 
 def affine(filters: Filters, genes: dict[str, np.ndarray]) -> Ranking:
-    """A learned ranking: these α and κ, a number for each layer."""
+    """A learned ranking: α and κ, one number per layer."""
     rows = zip(
         identity(filters).rows, genes["alpha"].tolist(), genes["kappa"].tolist(), strict=True
     )
@@ -97,7 +113,7 @@ def affine(filters: Filters, genes: dict[str, np.ndarray]) -> Ranking:
 
 
 def scored(filters: Filters, scores: np.ndarray, method: str) -> Ranking:
-    """A ranking by a score for each unit, which all of its filters have."""
+    """A ranking by a score per unit, which all of its filters share."""
     each = scores[filters.unit]
     rows = (
         replace(row, scores=tuple(each[filters.layer == i].tolist()))
@@ -107,19 +123,19 @@ def scored(filters: Filters, scores: np.ndarray, method: str) -> Ranking:
 
 
 def spread(filters: Filters) -> np.ndarray:
-    """By layer, the standard deviation of its filters' squared norms."""
-    return np.array([filters.norm2[filters.layer == i].std() for i in range(len(filters.names))])
+    """By layer, the standard deviation of its filters' importance metric."""
+    return np.array([filters.value[filters.layer == i].std() for i in range(len(filters.names))])
 
 
-ALIKE = 1e-3  # filters that differ by less are not told apart by scale
-LEVEL = (0.2, 0.6)  # shares of the units that go at about 70 % and 20 % of the FLOPs
+ALIKE = 1e-3  # filters whose values differ by less count as equal
+LEVEL = (0.2, 0.6)  # shares of the units removed at about 70 % and 20 % of the FLOPs
 
 
 def level(filters: Filters, group_of: np.ndarray) -> dict[str, np.ndarray]:
-    """α and κ that take about the same share of every group of units, as uniform pruning does.
+    """α and κ that remove about the same share of every group of units, like uniform pruning.
 
-    They bring two quantiles of every group to the same place; by least squares where groups share
-    layers. Deviations would not do: one large filter makes all others look alike.
+    They align two quantiles of all groups, by least squares where groups share layers. Standard
+    deviations would not do: a single large filter would make all others look equal.
     """
     count = np.bincount(group_of)
     wide = spread(filters)
@@ -128,7 +144,7 @@ def level(filters: Filters, group_of: np.ndarray) -> dict[str, np.ndarray]:
 
     def ends(alpha: np.ndarray) -> np.ndarray:
         sums = np.bincount(
-            filters.unit, alpha[filters.layer] * filters.norm2, minlength=filters.units
+            filters.unit, alpha[filters.layer] * filters.value, minlength=filters.units
         )
         return np.array([np.quantile(sums[group_of == g], LEVEL) for g in range(len(count))])
 
@@ -142,7 +158,7 @@ def level(filters: Filters, group_of: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def importance(filters: Filters, ranking: Ranking) -> np.ndarray:
-    """Of each unit: Σ over its filters of α·‖Θᵢ‖₂² + κ (paper, eq. 1), or its best score."""
+    """By unit: Σ over its filters of α·‖Θᵢ‖₂² + κ (paper, eq. 1), or its best score."""
     if any(row.scores is not None for row in ranking.rows):
         best = np.full(filters.units, -np.inf)
         np.maximum.at(
@@ -151,14 +167,19 @@ def importance(filters: Filters, ranking: Ranking) -> np.ndarray:
         return best
     alpha = np.array([row.alpha for row in ranking.rows])
     kappa = np.array([row.kappa for row in ranking.rows])
-    score = alpha[filters.layer] * filters.norm2 + kappa[filters.layer]
+    score = alpha[filters.layer] * filters.value + kappa[filters.layer]
     return np.bincount(filters.unit, score, minlength=filters.units)
 
 
 def write_ranking(ranking: Ranking, temporary: Path) -> None:
     """Write ranking.json to a file that takes its place when complete."""
-    layers = [row.plain() for row in ranking.rows]
-    about = {"format": FORMAT, "version": VERSION, "method": ranking.method}
+    layers = [row.as_json() for row in ranking.rows]
+    about = {
+        "format": FORMAT,
+        "version": VERSION,
+        "method": ranking.method,
+        "metric": ranking.metric,
+    }
     data = {**about, **ranking.notes, "layers": layers}
     temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -171,9 +192,9 @@ def read_ranking(path: Path, filters: Filters) -> Ranking:
     except FileNotFoundError:
         raise RankingError(f"{path} does not exist: --ranking is a ranking.json") from None
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise RankingError(f"{path} is no readable JSON: {first_line(error)}") from error
+        raise RankingError(f"{path} is not readable JSON: {first_line(error)}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise RankingError(f'{path} is no ranking: it has no "format": "{FORMAT}"')
+        raise RankingError(f'{path} is not a ranking: it has no "format": "{FORMAT}"')
     if data.get("version") != VERSION:
         raise RankingError(
             f"{path} is a ranking of version {data.get('version')!r}; this legr reads {VERSION}"
@@ -188,10 +209,13 @@ def read_ranking(path: Path, filters: Filters) -> Ranking:
         rows[row.name] = row
     if len({row.scores is None for row in rows.values()}) > 1:
         raise RankingError(f"{path}: some rows have scores, others alpha and kappa")
-    notes = {key: value for key, value in data.items() if key != "layers"}
+    metric = data.get("metric", DEFAULT_METRIC)
+    if metric not in METRICS:
+        raise RankingError(f"{path} ranks by {metric!r}; this legr knows {', '.join(METRICS)}")
+    notes = {key: value for key, value in data.items() if key not in ("layers", "metric")}
     notes["file_sha256"] = hashlib.sha256(raw).hexdigest()
     matched = _matched(path, rows, identity(filters), notes.get("arch"))
-    return Ranking(matched, str(notes.get("method", "legr")), notes)
+    return Ranking(matched, str(notes.get("method", "legr")), notes, metric)
 
 
 def _row(path: Path, entry: Any) -> Row:
@@ -216,7 +240,15 @@ def _row(path: Path, entry: Any) -> Row:
     return Row(name, count, scores=tuple(map(float, scores)))
 
 
-def _matched(path: Path, rows: dict[str, Row], wanted: Ranking, arch: Any) -> tuple[Row, ...]:
+def check_ranking(ranking: Ranking, filters: Filters) -> None:
+    """Check that a ranking is one of this network."""
+    rows = {row.name: row for row in ranking.rows}
+    matched = _matched("the ranking", rows, identity(filters), ranking.notes.get("arch"))
+    if matched != ranking.rows:
+        raise RankingError("the ranking has the rows of this network in another order")
+
+
+def _matched(path: Path | str, rows: dict[str, Row], wanted: Ranking, arch: Any) -> tuple[Row, ...]:
     """The rows in this network's order; every layer once and of the right size."""
     hint = f": it was learned on {arch}" if isinstance(arch, str) else ""
     for row in wanted.rows:
@@ -231,5 +263,7 @@ def _matched(path: Path, rows: dict[str, Row], wanted: Ranking, arch: Any) -> tu
             )
     strange = sorted(set(rows) - {row.name for row in wanted.rows})
     if strange:
-        raise RankingError(f"{path} has a row for '{strange[0]}', which this network has not{hint}")
+        raise RankingError(
+            f"{path} has a row for '{strange[0]}', which this network does not have{hint}"
+        )
     return tuple(rows[row.name] for row in wanted.rows)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from legr_cli.errors import SettingError
-from legr_cli.targets import Target
+from legr_cli.targets import Target, check_value
 
 BLOCKS = {"avx512": 16, "avx2": 8, "arm": 4}  # channels that a CPU's kernels work on at once
 
@@ -104,7 +104,6 @@ class Bench:
 
 
 MANY, LARGEST_SEED = 10**6, 2**63 - 1
-FITNESS = {"finetune": 200, "bn": 8, "none": 0}  # kind → batches to adapt on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +120,7 @@ class Search:
     start: str = "auto"  # the first pool: changes of the identity (α = 1, κ = 0), of α and κ that
     # take the same share of every layer (level), of the fitter of the two; or all at random
     fitness: str = "finetune"
-    steps: int = FITNESS["finetune"]  # τ̂: batches to adapt on
+    steps: int | None = None  # τ̂: batches to adapt on; None: as many as the fitness implies
     batch_size: int = 128
     lr: float = 0.01
     amp: bool = False  # those steps in half precision, where the device has it
@@ -142,14 +141,15 @@ class Search:
             batch_size=(2, MANY),
             val_images=(1, MANY),
             seed=(0, LARGEST_SEED),
-            steps=(0, MANY),
         )
+        if self.steps is not None:
+            _within(self, steps=(0, MANY))
         if self.population < self.sample:
             raise SettingError(
                 f"--population {self.population} is smaller than --sample {self.sample}: "
                 "parents are sampled from the population"
             )
-        _one_of(self, fitness=tuple(FITNESS), start=("auto", "identity", "level", "random"))
+        _one_of(self, start=("auto", "identity", "level", "random"))
         for name in ("mutate", "sigma", "sigma_end", "lr"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise SettingError(f"{option(name)} must be over 0 and finite, got {value}")
@@ -229,7 +229,7 @@ class Compare:
     candidates: int = 400  # of every search; AMC's episodes for each target
     sigma: float = 1.0  # of the random walk of all searches but AMC's
     fitness: str = "finetune"
-    steps: int = FITNESS["finetune"]
+    steps: int | None = None
     lr: float = 0.01  # of a candidate's steps and of MorphNet's
     batch_size: int = 128
     val_images: int = 10_000
@@ -248,7 +248,7 @@ class Compare:
             raise SettingError("--methods: one is named twice")
         _ = Prune(targets=self.targets, align=self.align, min_keep=self.min_keep)
         for share in self.search_flops:
-            _ = Target("search-flops", share)
+            check_value("flops", share, "search-flops")
         _ = self.search(self.search_flops or (self.targets[0].value,), self.seed)  # what they share
         _within(
             self,
@@ -276,7 +276,7 @@ class Compare:
             steps=self.steps,
             batch_size=self.batch_size,
             lr=self.lr,
-            amp=self.training.amp and self.fitness == "finetune",
+            amp=self.training.amp,
             val_images=self.val_images,
             min_keep=self.min_keep,
             align=self.align,

@@ -1,4 +1,4 @@
-"""What a smaller network is to come down to: a share of the dense one's cost, or milliseconds."""
+"""Pruning targets: a share of the dense network's cost, or a latency in milliseconds."""
 
 import math
 from collections.abc import Iterable
@@ -8,76 +8,102 @@ from legr_cli.errors import SettingError
 
 
 @dataclass(frozen=True)
+class TargetKind:
+    """What a kind of target limits; a cost is named like the field of `Cost` that computes it."""
+
+    noun: str
+    timed: bool = False  # reached by measuring plans, not by computing their cost
+    is_share: bool = True  # of the dense network; else an absolute number
+
+
+TARGETS = {
+    "flops": TargetKind("FLOPs"),
+    "params": TargetKind("parameters"),
+    "latency": TargetKind("latency", timed=True),
+    "latency_ms": TargetKind("latency", timed=True, is_share=False),
+}
+
+
+@dataclass(frozen=True)
 class Target:
     """A share of the dense network's FLOPs, parameters or latency, or a latency in milliseconds."""
 
-    what: str  # "flops", "params", "latency" or "latency_ms"
+    what: str  # a key of TARGETS
     value: float
 
     def __post_init__(self) -> None:
-        number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
-        if self.what == "latency_ms":
-            if not number or not 0 < self.value < math.inf:
-                raise SettingError(f"--latency must be over 0 ms, got {self.value}")
-        elif not number or not 0 < self.value <= 1:
-            raise SettingError(
-                f"--{self.what} must be over 0 and at most 1, got {self.value}: "
-                "it is the share of the dense network to keep"
-            )
+        if self.what not in TARGETS:
+            raise SettingError(f"a target must be {' or '.join(TARGETS)}, got {self.what}")
+        check_value(self.what, self.value, self.what)
 
     @property
-    def timed(self) -> bool:
-        """Whether it takes measurements to meet it."""
-        return self.what in ("latency", "latency_ms")
+    def kind(self) -> TargetKind:
+        """What it limits."""
+        return TARGETS[self.what]
 
     @property
     def label(self) -> str:
         """`flops40` or `latency12ms`, for file names."""
-        if self.what == "latency_ms":
-            return f"latency{self.value:.10g}ms"
-        return f"{self.what}{self.value * 100:.10g}"
+        if self.kind.is_share:
+            return f"{self.what}{self.value * 100:.10g}"
+        return f"{self.kind.noun}{self.value:.10g}ms"
 
     def __str__(self) -> str:
-        if self.what == "latency_ms":
-            return f"latency {self.value:g} ms"
-        return f"{self.what} {self.value:.1%}"
+        if self.kind.is_share:
+            return f"{self.what} {self.value:.1%}"
+        return f"{self.kind.noun} {self.value:g} ms"
 
 
-def parse_targets(what: str, text: str) -> list[Target]:
-    """`0.4`, `0.3,0.5` or a range with its end included, `0.2:0.8:0.1`; a latency also `12ms`."""
-    found = []
+def check_value(what: str, value: object, option: str) -> None:
+    """Check the value of a target that was given with this option."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if TARGETS[what].is_share:
+        if not is_number or not 0 < value <= 1:  # type: ignore[operator]
+            raise SettingError(
+                f"--{option} must be over 0 and at most 1, got {value}: "
+                "it is the share of the dense network to keep"
+            )
+    elif not is_number or not 0 < value < math.inf:  # type: ignore[operator]
+        raise SettingError(f"--{TARGETS[what].noun} must be over 0 ms, got {value}")
+
+
+def parse_targets(what: str, text: str, option: str = "") -> list[Target]:
+    """`0.4`, `0.3,0.5` or a range that includes its end, `0.2:0.8:0.1`; a latency also `12ms`."""
+    option, targets = option or what, []
     for part in text.split(","):
-        timed = what == "latency" and part.endswith("ms")
+        in_ms = what == "latency" and part.endswith("ms")
         try:
-            numbers = [float(number) for number in part.removesuffix("ms" * timed).split(":")]
+            numbers = [float(number) for number in part.removesuffix("ms" * in_ms).split(":")]
         except ValueError:
             more = ", or milliseconds such as 12ms" if what == "latency" else ""
             raise SettingError(
-                f"--{what} {text}: expected a share such as 0.4 or a range such as 0.2:0.8:0.1"
+                f"--{option} {text}: expected a share such as 0.4 or a range such as 0.2:0.8:0.1"
                 + more
             ) from None
-        if timed and len(numbers) > 1:
-            raise SettingError(f"--latency {text}: a range is of shares, not of milliseconds")
-        kind = "latency_ms" if timed else what
-        found += [Target(kind, share) for share in _expand(what, text, numbers)]
-    return found
+        if in_ms and len(numbers) > 1:
+            raise SettingError(f"--latency {text}: a range takes shares, not milliseconds")
+        kind = "latency_ms" if in_ms else what
+        for value in _expand(option, text, numbers):
+            check_value(kind, value, option)
+            targets.append(Target(kind, value))
+    return targets
 
 
-def _expand(what: str, text: str, numbers: list[float]) -> list[float]:
-    """The shares of one number or one range."""
+def _expand(option: str, text: str, numbers: list[float]) -> list[float]:
+    """The values of one number or one range."""
     if len(numbers) == 1:
         return numbers
     if len(numbers) != 3 or not all(map(math.isfinite, numbers)):
-        raise SettingError(f"--{what} {text}: a range is FROM:TO:STEP, such as 0.2:0.8:0.1")
+        raise SettingError(f"--{option} {text}: a range is FROM:TO:STEP, such as 0.2:0.8:0.1")
     start, stop, step = numbers
     if step <= 0 or stop < start or (stop - start) / step > 10_000:
-        raise SettingError(f"--{what} {text}: a range goes up from FROM to TO by a positive STEP")
+        raise SettingError(f"--{option} {text}: a range goes up from FROM to TO in positive STEPs")
     count = int((stop - start) / step + 1e-9) + 1
     return [round(start + i * step, 10) for i in range(count)]
 
 
 def falling(targets: Iterable[Target]) -> list[Target]:
-    """From high to low."""
+    """Targets from high to low."""
     return sorted(targets, key=lambda target: -target.value)
 
 

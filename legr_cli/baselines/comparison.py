@@ -1,7 +1,7 @@
-"""A comparison: every method at every target with every seed, each result tuned alike.
+"""The comparison loop: every method at every target with every seed, fine-tuned alike.
 
-The journal has a line for each piece (one method, target and seed). A piece that is on record is
-not done again; of one that was under way, searches, rounds and trainings have records of their own.
+The journal has a line for each piece (one method, target and seed). A recorded piece is not repeated;
+one that was interrupted resumes from the records of its own search, rounds or training.
 """
 
 import platform
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from legr_cli import __version__
 from legr_cli.baselines.context import ASIDE, Level, MethodContext
 from legr_cli.baselines.effort import Effort
 from legr_cli.baselines.methods import METHODS
@@ -23,22 +22,24 @@ from legr_cli.files import staged
 from legr_cli.journal import Journal, JournalFormat, Line, is_score
 from legr_cli.models.card import with_command
 from legr_cli.models.network import Network, write_network
+from legr_cli.progress import Event, Progress
 from legr_cli.pruning import Analysis, apply_plans, lowest_share, plans
 from legr_cli.ranking import write_ranking
 from legr_cli.search.setup import subject
 from legr_cli.settings import Compare
 from legr_cli.targets import Target, falling
 from legr_cli.training.devices import choose
+from legr_cli.training.finetune import FinetuneResult, train_setup
 from legr_cli.training.loop import evaluate
 from legr_cli.training.process_group import ProcessGroup
-from legr_cli.training.result import TrainingCallbacks, train_to_end
-from legr_cli.training.resume import EPOCHS, Files, key_of
-from legr_cli.training.setup import TrainingSetup
+from legr_cli.training.resume import EPOCHS, Files
+from legr_cli.training.setup import training_setup
+from legr_cli.version import __version__
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One network that is to be made."""
+    """One network to make."""
 
     number: int
     seed: int
@@ -56,10 +57,10 @@ class ComparisonRun:
     device: str
     folder: Path
     command: str
-    tell: Callable[[int, Piece, str], None]  # pieces on record, the one under way, what is done
+    tell: Callable[[int, Piece, str], None]  # recorded pieces, the current one, what it does
 
     def header(self, data: Data, dense: Line) -> Line:
-        """What the journal says was compared; `dense` is what the network itself reaches."""
+        """First line of the journal; `dense` is the score of the dense network."""
         settings = self.settings
         plain = {
             **{f.name: getattr(settings, f.name) for f in fields(settings)},
@@ -75,7 +76,7 @@ class ComparisonRun:
         return {**subject(self.analysis, data, plain), "dense": dense}
 
     def pieces(self) -> list[Piece]:
-        """All of it, in order: a method's targets from high to low."""
+        """All pieces in order: a method's targets from high to low."""
         settings = self.settings
         every = (
             (seed, method, target)
@@ -98,7 +99,7 @@ COMPARISON = JournalFormat(
 
 
 def run_comparison(run: ComparisonRun, book: Journal) -> None:
-    """Do all pieces that are not on record."""
+    """Do all pieces that are not recorded."""
     for name in ("rankings", "pruned", "tuned"):
         (run.folder / name).mkdir(exist_ok=True)
     left = [piece for piece in run.pieces() if piece.number not in book.lines]
@@ -113,7 +114,7 @@ def run_comparison(run: ComparisonRun, book: Journal) -> None:
 def _take_part(
     run: ComparisonRun, book: Journal, mine: list[Piece], data: Data, dense: Line
 ) -> None:
-    """One method with one seed; what it cannot do is on record, too."""
+    """One method with one seed; what it cannot do is recorded, too."""
     settings, current = run.settings, mine[0]
     floor = lowest_share(run.analysis, settings.align, settings.min_keep)
     todo = {piece.target: piece for piece in mine if piece.number not in book.lines}
@@ -134,7 +135,7 @@ def _take_part(
     )
     for piece in todo.values():
         if piece.target.value < floor:
-            text = f"{piece.target.value:g} of the FLOPs is out of reach, the lowest is {floor:g}"
+            text = f"{piece.target.value:g} of the FLOPs is out of reach; the lowest is {floor:g}"
             book.add(_refused(piece, f"{text}: lower --min-keep or --align"))
     targets = [piece.target for piece in mine if piece.target.value >= floor]
     wanted = {target for target in targets if target in todo}
@@ -156,7 +157,7 @@ def _refused(piece: Piece, reason: str) -> Line:
 
 
 def _about(piece: Piece) -> Line:
-    """Which piece a line is of."""
+    """The piece that a line belongs to."""
     return {
         "piece": piece.number,
         "seed": piece.seed,
@@ -167,8 +168,8 @@ def _about(piece: Piece) -> Line:
 
 
 def _finished(run: ComparisonRun, context: MethodContext, piece: Piece, level: Level) -> Line:
-    """Cut, measure, tune and measure again."""
-    context.tell("cutting")
+    """Prune, measure, fine-tune and measure again."""
+    context.tell("pruning")
     settings = context.cut(level.target)
     decided = plans(level.analysis, level.ranking, settings)
     [pruned] = apply_plans(level.analysis, level.ranking, settings, decided)
@@ -184,7 +185,8 @@ def _finished(run: ComparisonRun, context: MethodContext, piece: Piece, level: L
             write_ranking(level.ranking, files.file(path))
     before = measured(run.device, network, context.data, "test")
     training = _tuned(run, context, network, run.folder / "tuned" / name)
-    after = training["test"] or training["validation"]
+    after = training.test or training.validation
+    assert after is not None  # images are held out
     return {
         **_about(piece),
         "file": f"tuned/{name}",
@@ -200,7 +202,7 @@ def _finished(run: ComparisonRun, context: MethodContext, piece: Piece, level: L
 
 
 def measured(device: str, network: Network, data: Data, split: str) -> Line:
-    """What a network reaches on the test images, if there are any, or on those held out."""
+    """Score on the test images, if there are any, or on the held-out ones."""
     part = data.test if split == "test" and data.test is not None else data.validation
     where = choose(device)
     score = evaluate(network.model.to(where), in_order(part, Serving(data.feed, 250, where)))
@@ -208,39 +210,35 @@ def measured(device: str, network: Network, data: Data, split: str) -> Line:
     return score.line()
 
 
-def _tuned(run: ComparisonRun, context: MethodContext, network: Network, out: Path) -> Line:
-    """Train as all others are trained; what the file says of it."""
+def _tuned(
+    run: ComparisonRun, context: MethodContext, network: Network, out: Path
+) -> FinetuneResult:
+    """Fine-tune a network as all others are fine-tuned."""
     training = replace(run.settings.training, seed=context.seed)
-    setup = TrainingSetup(network, context.data, training, ProcessGroup(choose(run.device)))
+    group = ProcessGroup(choose(run.device))
+    setup = training_setup(network, context.data, training, group)
     files = Files(out, resume=True, force=False, kind=replace(EPOCHS, anew=ASIDE))
-    done = files.done(key_of(setup.header()))
-    if done is not None:
-        return done
-    context.tell("tuning")
-    training_run = setup.run(compiled=False, loaders=None)
 
-    def told(line: Line) -> None:
-        context.tell(f"tuning, epoch {line['epoch']}/{training.epochs}: {line['accuracy']:.2%}")
+    def report(event: Event) -> None:
+        if isinstance(event, Progress) and event.milestone:
+            context.tell(f"fine-tuning, {event}")
 
-    with train_to_end(
-        setup, training_run, files, TrainingCallbacks(lambda _: None, lambda _: None, told)
-    ) as outcome:
-        result = setup.result(outcome.model, outcome.header, outcome.reached)
-        files.finish(result)
-    found: Line = result.notes["training"]
-    return found
+    context.tell("fine-tuning")
+    result = train_setup(setup, files, progress=report)
+    assert result is not None  # this process leads
+    return result
 
 
-def _tuning_spent(context: MethodContext, training: Line) -> Effort:
+def _tuning_spent(context: MethodContext, training: FinetuneResult) -> Effort:
     """What a training took."""
-    size = training["settings"]["batch_size"]
-    steps = training["epochs"] * max(1, len(context.data.train) // size)
-    measured = training["epochs"] * len(context.data.validation)
-    return Effort(training["seconds"], steps, steps * size + measured)
+    size = training.settings["batch_size"]
+    steps = training.epochs * max(1, len(context.data.train) // size)
+    measured = training.epochs * len(context.data.validation)
+    return Effort(training.seconds, steps, steps * size + measured)
 
 
 def comparison(run: ComparisonRun, header: Line, book: Journal) -> Line:
-    """compare.json: what was compared and how, and all that is on record."""
+    """compare.json: what was compared and how, and all recorded pieces."""
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -23,7 +23,7 @@ from legr_cli.errors import ModelError
 from legr_cli.journal import Line
 from legr_cli.pruning import Analysis
 from legr_cli.targets import Target, falling
-from legr_cli.training.loop import Loss, Trainer, cross_entropy, sgd
+from legr_cli.training.loop import Loss, Trainer, plain_loss, sgd
 from legr_cli.training.resume import Files, recorded
 
 METHOD = "morphnet"
@@ -121,7 +121,7 @@ def _loss(analysis: Analysis, weight: float) -> Loss:
     """Cross entropy + λ · regulariser."""
 
     def loss(logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(logits, images, labels) + weight * regulariser(analysis)
+        return plain_loss()(logits, images, labels) + weight * regulariser(analysis)
 
     return loss
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from legr_cli.baselines.effort import Effort, total
-from legr_cli.journal import Line, is_share
+from legr_cli.journal import Line, is_accuracy
 
 FORMAT, VERSION = "legr-comparison", 1
 
@@ -134,7 +134,7 @@ def is_comparison(data: Line) -> bool:
         and data.get("version") == VERSION
         and isinstance(data.get("arch"), str)
         and isinstance(dense, dict)
-        and is_share(dense.get("accuracy"))
+        and is_accuracy(dense.get("accuracy"))
         and isinstance(rows, list)
         and all(isinstance(row, dict) and is_row(row) for row in rows)
     )
@@ -143,11 +143,11 @@ def is_comparison(data: Line) -> bool:
 def is_row(row: Line) -> bool:
     """Whether a line describes a network that was made, or says why it was not."""
     words = all(isinstance(row.get(key), str) for key in ("method", "target"))
-    named = words and type(row.get("seed")) is int and is_share(row.get("share"))
+    named = words and type(row.get("seed")) is int and is_accuracy(row.get("share"))
     if "error" in row:
         return named and isinstance(row["error"], str)
     costs = all(_is_count(row.get(key)) and row[key] for key in ("flops", "dense_flops"))
-    accuracies = all(is_share(row.get(key)) for key in ("before", "accuracy"))
+    accuracies = all(is_accuracy(row.get(key)) for key in ("before", "accuracy"))
     efforts = (row.get(key) for key in ("pruning", "tuning"))
     return named and costs and accuracies and all(map(_is_effort, efforts))
 

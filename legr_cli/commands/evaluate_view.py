@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from legr_cli import __version__
 from legr_cli.commands import output
+from legr_cli.version import __version__
 
 
 def show_scores(

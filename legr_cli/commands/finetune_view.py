@@ -4,11 +4,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from legr_cli import __version__
 from legr_cli.commands import output
 from legr_cli.commands.invocation import command_line, resume_command
 from legr_cli.commands.progress import Pace, ProgressDisplay
 from legr_cli.errors import SettingError
+from legr_cli.version import __version__
 
 if TYPE_CHECKING:
     from legr_cli.journal import Line

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legr_cli import __version__
+from legr_cli.version import __version__
 
 if TYPE_CHECKING:
     from legr_cli.commands.progress import Pace

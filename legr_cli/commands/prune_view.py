@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from legr_cli import __version__
 from legr_cli.commands import output
+from legr_cli.version import __version__
 
 if TYPE_CHECKING:
     from legr_cli.pruning import Analysis

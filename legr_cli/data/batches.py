@@ -70,7 +70,9 @@ def _batches(
 ) -> Iterator[Batch]:
     """The images in this order."""
     device = serving.device
-    if part.pixels is None:
+    if part.own is not None:
+        found = _from_own(part, serving, order, augment)
+    elif part.pixels is None:
         found = _from_files(part, serving, order, augment)
     else:
         found = _from_memory(part, serving, order, augment)
@@ -111,13 +113,27 @@ def crop_and_flip(images: Tensor, pad: int, moves: Tensor, mirrored: Tensor | No
 
 def as_input(images: Tensor, feed: Feed) -> Tensor:
     """Bytes → normalised numbers of the network's size, channels last."""
-    values = images.to(torch.float32, memory_format=torch.channels_last)
+    layout = torch.channels_last if images.ndim == 4 else torch.contiguous_format
+    values = images.to(torch.float32, memory_format=layout)
+    if not feed.mean:
+        return values
     if values.shape[2:] != feed.shape[1:]:
         values = F.interpolate(values, feed.shape[1:], mode="bilinear", antialias=True)
     mean, std = (
         torch.tensor(x, device=values.device).view(1, -1, 1, 1) for x in (feed.mean, feed.std)
     )
     return values.mul_(1 / (255 * std)).sub_(mean / std)
+
+
+def _from_own(
+    part: Part, serving: Serving, order: Tensor, augment: torch.Generator | None
+) -> Iterator[Batch]:
+    """A user's own data; what its transforms draw is another in every epoch of a training."""
+    assert part.own is not None
+    seed = 0 if augment is None else int(torch.randint(2**62, (), generator=augment))
+    shares = [part.index[serving.share(batch)].tolist() for batch in order.split(serving.size)]
+    alone = multiprocessing.current_process().daemon  # it may have no children of its own
+    yield from part.own.batches([rows for rows in shares if rows], seed, 0 if alone else None)
 
 
 class _Files(Dataset[Any]):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from legr_cli.data.own import OwnPart, Rows
 from legr_cli.data.pixels import Pixels, decoded, read_image, state_of, stored
 from legr_cli.data.sources import Listing, Split, find
 from legr_cli.errors import DataError, SettingError
@@ -28,13 +29,14 @@ STATISTICS = {  # mean and deviation of the channels, of values from 0 to 1
 
 @dataclass(frozen=True)
 class Part:
-    """Some images of a set and their labels: rows of decoded pixels, or files to read."""
+    """Some images of a set and their labels: decoded pixels, files to read, or a user's own."""
 
-    labels: np.ndarray
-    index: np.ndarray  # of each image, in `pixels` or `files`
+    labels: np.ndarray  # all 0 where they are known only once an image is read
+    index: np.ndarray  # of each image, in `pixels`, `files` or `own`
     pixels: Pixels | None = None
     root: Path = Path()
     files: tuple[str, ...] = ()
+    own: OwnPart | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -56,18 +58,22 @@ class Feed:
     """How images become a network's input."""
 
     shape: tuple[int, ...]  # channels, height, width
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # none: images come as the network takes them
     std: tuple[float, ...]
     flip: bool  # whether training mirrors images
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
+        if not self.mean:
+            return f"{size}, as the data gives them"
         numbers = (",".join(f"{x:g}" for x in side) for side in (self.mean, self.std))
         return f"{size}, normalised by {':'.join(numbers)}"
 
     @property
-    def statistics(self) -> dict[str, list[float]]:
-        """As a network's file has them."""
+    def statistics(self) -> dict[str, list[float]] | None:
+        """As a network's file has them; None: unknown, the data is normalized already."""
+        if not self.mean:
+            return None
         return {"mean": list(self.mean), "std": list(self.std)}
 
 
@@ -135,6 +141,42 @@ def open_data(
     )
 
 
+def own_data(
+    rows: Rows,
+    validation: Rows | None,
+    input_shape: tuple[int, ...],
+    labels: int | None,
+    *,
+    seed: int,
+    hold_out: bool = True,
+) -> Data:
+    """A user's own data; a tenth of it is held out unless `validation` is given.
+
+    `labels` is the number of classes, or None if targets are not class numbers.
+    """
+    for given in (rows, validation):
+        if given is not None and given.shape != input_shape:
+            size, own = ("x".join(map(str, side)) for side in (input_shape, given.shape))
+            raise DataError(f"the network takes images of {size}, the data has {own}")
+    train = _own_part(rows, labels)
+    if validation is None:
+        stays, held = split_off(train.labels, VALIDATION, seed)
+        split_by: dict[str, Any] = {"share": VALIDATION, "seed": seed}
+        parts = train.pick(stays) if hold_out else train, train.pick(held)
+    else:
+        split_by = {"share": None, "seed": None}
+        parts = train, _own_part(validation, labels)
+    classes = rows.classes if len(rows.classes) == labels else tuple(map(str, range(labels or 0)))
+    feed, native = Feed(input_shape, (), (), False), (input_shape[-1], input_shape[-2])
+    return Data("data", classes, *parts, None, feed, native, rows.kind, split_by, hold_out)
+
+
+def _own_part(rows: Rows, labels: int | None) -> Part:
+    """All rows of a user's own data."""
+    count = len(rows)
+    return Part(np.zeros(count, np.int64), np.arange(count), own=OwnPart(rows, labels))
+
+
 def small_size(spec: str, download: bool, most: tuple[int, ...]) -> tuple[int, ...]:
     """The size of the first image if it is smaller than `most`, for a network of no size yet."""
     width, height = _native(find(spec, download)[2].splits["train"])
@@ -154,6 +196,9 @@ def _fingerprint(classes: tuple[str, ...], *parts: Part) -> str:
     whole = hashlib.sha256(os.fsencode(repr(classes)))
     for part in parts:
         whole.update(part.labels.tobytes())
+        if part.own is not None:
+            whole.update(part.own.rows.sha256().encode())
+            continue
         if part.pixels is not None:
             whole.update(hashlib.sha256(part.pixels.array[part.index].tobytes()).digest())
             continue
@@ -177,7 +222,9 @@ def doubts(data: Data) -> list[str]:
 
 def feed_for(shown: Feed, statistics: dict[str, Any] | None) -> Feed:
     """The same images for a network with statistics of its own, where they are known."""
-    return shown if statistics is None else _feed(shown.shape, statistics, shown.flip)
+    if statistics is None or not shown.mean:
+        return shown
+    return _feed(shown.shape, statistics, shown.flip)
 
 
 def _feed(shape: tuple[int, ...], statistics: dict[str, Any], flip: bool) -> Feed:
@@ -215,7 +262,7 @@ def split_off(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, 
         held.append(rows[:count])
     out = np.sort(np.concatenate(held))
     if not len(out):
-        raise DataError("the set has one image of each class: too few to hold any out")
+        raise DataError("the data has one image of each class: too few to hold any out")
     return np.setdiff1d(np.arange(len(labels)), out), out
 
 

@@ -1,29 +1,39 @@
-"""From what a user names to latencies: networks become ONNX, and take turns on a board."""
+"""`legr_cli.bench`: networks → ONNX → latencies, measured in turns on one machine."""
 
 import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legr_cli import __version__
 from legr_cli.deploy import core
 from legr_cli.deploy.board import Board, Facts
 from legr_cli.errors import BenchError, first_line
 from legr_cli.files import staged
 from legr_cli.settings import Bench
+from legr_cli.version import __version__
 
 if TYPE_CHECKING:
     from legr_cli.models.network import Network
 
 _LARGEST = 1e15  # of any number in a measurement
 README = """\
-On the board Python 3.8 or later needs two packages: python3 -m pip install numpy onnxruntime
-Then, in this folder: python3 legr_bench.py {words} > bench.json
-Bring bench.json back: `legr bench bench.json` shows it.
+On the board, Python 3.8 or later needs two packages: python3 -m pip install numpy onnxruntime
+Then run, in this folder: python3 legr_bench.py {words} > bench.json
+Copy bench.json back: `legr bench bench.json` shows it.
+
+To run a network on the board, read how its input is prepared from the file itself:
+
+    import json, onnxruntime
+    session = onnxruntime.InferenceSession("{first}")
+    about = json.loads(session.get_modelmeta().custom_metadata_map["legr"])
+    about["input"], about.get("mean"), about.get("std"), about.get("classes")
+
+Images are scaled to 0…1; then mean is subtracted and std divides, per channel.
 """
 
 
@@ -31,13 +41,14 @@ Bring bench.json back: `legr bench bench.json` shows it.
 class Asked:
     """The networks to time, as they were named, and what is needed to open them."""
 
-    models: tuple[str, ...]  # the first is what ratios are to
+    models: tuple[str, ...]  # ratios are relative to the first
     arch: str | None = None
     classes: int | None = None
     input_shape: tuple[int, ...] | None = None
+    opened: Mapping[str, "Network"] = field(default_factory=dict)  # by name: those from Python
 
     def names(self) -> dict[str, str]:
-        """By model, a short name for it; no two are the same."""
+        """By model, a short name; no two are the same."""
         short = {model: Path(model).name or model for model in self.models}
         names = list(short.values())
         return {m: n if names.count(n) == 1 else m for m, n in short.items()}
@@ -48,33 +59,35 @@ def as_onnx(
 ) -> Iterator[tuple[str, bytes, float | None]]:
     """Each network as the bytes of an ONNX file: as it is, or exported for one image.
 
-    With an exported one comes its difference to torch.
+    Exported networks come with their difference to torch.
     """
     others = []
     for model in asked.models:
-        if model.endswith(".onnx"):
+        if model.endswith(".onnx") and model not in asked.opened:
             yield model, _whole(Path(model)), None
         else:
             others.append(model)
-    first = None  # a file that says what it is speaks for the others: it goes first
+    first = None  # a legr file knows its architecture, also for the others: it goes first
     for model in sorted(others, key=lambda name: not name.endswith(".safetensors")):
         try:
             from legr_cli.deploy.export import exported
             from legr_cli.models.network import open_network
         except ImportError as error:
             raise BenchError(
-                f"{model} has to be exported first, which needs {error.name}: name an .onnx here"
+                f"{model} must be exported first, which needs {error.name}: pass an .onnx file here"
             ) from error
         watch(f"exporting {model}")
         size = asked.input_shape or _size_like(first, model)
         arch = None if first is None else first.arch
-        network = open_network(model, asked.arch, asked.classes, size, usual=arch)
+        network = asked.opened.get(model) or open_network(
+            model, asked.arch, asked.classes, size, usual=arch
+        )
         first = first or network
         yield model, *exported(network)
 
 
 def _size_like(first: "Network | None", model: str) -> tuple[int, ...] | None:
-    """The size of images for a network that does not tell its own: that of its peer's file."""
+    """Image size for a network that does not record its own: that of its peer."""
     if first is None or model.endswith(".safetensors"):
         return None
     kind, _, name = model.partition(":")
@@ -83,18 +96,18 @@ def _size_like(first: "Network | None", model: str) -> tuple[int, ...] | None:
 
 
 def _whole(path: Path) -> bytes:
-    """An ONNX file, with the weights that it may keep in another one."""
+    """An ONNX file, including weights that it keeps in another file."""
     try:
         data = path.read_bytes()
         if not core.has_graph(data):
-            raise BenchError(f"{path} is no ONNX file")
-        apart = core.elsewhere(data)
+            raise BenchError(f"{path} is not an ONNX file")
+        apart = core.has_external_data(data)
     except FileNotFoundError:
         raise BenchError(f"{path} does not exist") from None
     except MemoryError:
         raise BenchError(f"{path} is larger than the memory of this machine") from None
     except (IndexError, ValueError, TypeError):
-        raise BenchError(f"{path} is no ONNX file") from None
+        raise BenchError(f"{path} is not an ONNX file") from None
     if not apart:
         return data
     try:
@@ -110,7 +123,7 @@ def _whole(path: Path) -> bytes:
         raise BenchError(f"{path}: its weights cannot be read: {first_line(error)}") from error
 
 
-def bench(
+def measure(
     board: Board,
     asked: Asked,
     settings: Bench,
@@ -118,7 +131,7 @@ def bench(
     watch: Callable[[float], None],
     need_flops: bool = False,
 ) -> Facts:
-    """Bring all networks to a board and time them; what bench.json holds."""
+    """Send all networks to a board and time them; returns what bench.json holds."""
     names, differences = asked.names(), {}
     for model, data, difference in as_onnx(asked, say):
         differences[model] = difference
@@ -138,10 +151,99 @@ def bench(
     return {**whole, "legr": __version__, **stopped}
 
 
+@dataclass(frozen=True)
+class Latency:
+    """How long a network takes for one image."""
+
+    name: str
+    median_ms: float
+    p5_ms: float
+    p95_ms: float
+    ratio: float  # to the first network, paired run by run
+    ratio_range: tuple[float, float]
+    flops: int | None  # one multiply-add counts as one; None: the file does not record them
+    difference: float | None  # of the exported network to torch, relative
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """Latencies of several networks on one machine."""
+
+    networks: tuple[Latency, ...]
+    facts: Facts  # all of it, as bench.json has it
+
+
+def bench(
+    models: "Sequence[str | PathLike[str] | nn.Module]",
+    *,
+    ssh: str | None = None,
+    python: str = "python3",
+    arch: "str | Callable[..., nn.Module] | None" = None,
+    classes: int | None = None,
+    input_shape: Sequence[int] | None = None,
+    settings: Bench | None = None,
+    progress: Report | None = None,
+) -> BenchResult:
+    """Measure the latency of networks for one image at a time, on this machine or over ssh.
+
+    Networks are exported to ONNX and run in turns on one core, so that ratios hold even on a busy
+    machine.
+
+    Args:
+        models: ONNX files, legr files, checkpoints or modules; ratios are relative to the first.
+        ssh: `user@host` of a board with Python, numpy and onnxruntime; this machine by default.
+        python: The Python interpreter there.
+        arch: Architecture of checkpoints that do not record it.
+        classes: Number of classes, if it differs from the architecture's default.
+        input_shape: Shape of one image, where a network does not record it.
+        settings: Threads, seconds per network and core.
+        progress: Called with events while measuring; `print` will do.
+
+    Returns:
+        Median and percentiles in milliseconds and ratios, in the order of `models`.
+
+    Raises:
+        BenchError: A file cannot be read, or the board cannot be reached.
+        ModelError: A network cannot be exported.
+        SettingError: An argument is out of range.
+
+    Example:
+        >>> legr_cli.bench(["dense.onnx", "robot.onnx"]).networks[1].ratio
+        0.43
+    """
+    report = progress or silent
+    if isinstance(models, str | PathLike) or not models:
+        raise SettingError("models must be a list of files or modules")
+    opened = {}
+    names = []
+    for number, model in enumerate(models, 1):
+        is_name = isinstance(model, str | PathLike)
+        names.append(fspath(model) if is_name else f"network {number}")  # type: ignore[arg-type]
+        if not is_name:
+            from legr_cli.models.network import as_network
+
+            opened[names[-1]] = as_network(model, input_shape)
+    size = None if input_shape is None else tuple(input_shape)
+    asked = Asked(tuple(dict.fromkeys(names)), arch, classes, size, opened)
+    chosen = settings or Bench()
+    report(Status("connecting" if ssh else "starting"))
+    with Board(place_for(ssh, python), chosen.threads, chosen.core) as board:
+        facts = measure(board, asked, chosen, report)
+    rows = tuple(_latency(row) for row in facts["models"])
+    return BenchResult(rows, facts)
+
+
+def _latency(row: Facts) -> Latency:
+    """A row of bench.json, by name."""
+    low, high = row["ratio_range"]
+    times = (row[key] for key in ("median_ms", "p5_ms", "p95_ms", "ratio"))
+    return Latency(row["name"], *times, (low, high), row.get("flops"), row.get("difference"))
+
+
 def write_bundle(
     asked: Asked, settings: Bench, folder: Path, say: Callable[[str], None]
 ) -> list[Path]:
-    """All that a board without ssh needs, in a folder; the files in it."""
+    """Write all that a board without ssh needs to a folder; returns the files."""
     names = asked.names()
     inside = [folder / name for name in _file_names(list(names.values()))]
     files = dict(zip(names, inside, strict=True))
@@ -153,7 +255,7 @@ def write_bundle(
     usual = asdict(Bench())
     options = [f"--{key} {value}" for key, value in given.items() if value != usual.get(key)]
     words = " ".join([*(path.name for path in inside), *options])
-    text = README.format(words=words)
+    text = README.format(words=words, first=inside[0].name)
     with staged() as stage:
         stage.folder(folder)
         for model, data, _ in as_onnx(asked, say):
@@ -164,7 +266,7 @@ def write_bundle(
 
 
 def _file_names(names: Sequence[str]) -> list[str]:
-    """`resnet20.onnx` for `resnet20.safetensors`: no two the same, nothing that shells dislike."""
+    """`resnet20.onnx` for `resnet20.safetensors`: unique, and safe in a shell."""
     found: list[str] = []
     for name in names:
         stem = re.sub(r"\.(onnx|safetensors|pt|pth|th|t7|tar)$", "", name)
@@ -175,23 +277,23 @@ def _file_names(names: Sequence[str]) -> list[str]:
 
 
 def read_bench(path: Path) -> Facts:
-    """A bench.json."""
+    """Read a bench.json."""
     try:
         return checked(path, json.loads(path.read_bytes()))
     except FileNotFoundError:
         raise BenchError(f"{path} does not exist") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise BenchError(f"{path} is no readable JSON: {first_line(error)}") from error
+        raise BenchError(f"{path} is not readable JSON: {first_line(error)}") from error
 
 
 def checked(path: Path, raw: Any) -> Facts:
-    """What a bench.json holds, every value that is shown checked: it may come from anywhere."""
+    """The contents of a bench.json, every value that is shown checked: it may come from anywhere."""
     try:
-        data = _plain(raw)
+        data = _cleaned(raw)
     except (ValueError, RecursionError) as error:
         raise BenchError(f"{path} is damaged: {first_line(error)}") from error
     if not isinstance(data, dict) or data.get("format") != core.FORMAT:
-        raise BenchError(f'{path} is no measurement: it has no "format": "{core.FORMAT}"')
+        raise BenchError(f'{path} is not a measurement: it has no "format": "{core.FORMAT}"')
     if data.get("version") != core.VERSION:
         raise BenchError(
             f"{path} is a measurement of version {data.get('version')!r}; this legr reads "
@@ -202,7 +304,7 @@ def checked(path: Path, raw: Any) -> Facts:
         raise BenchError(f"{path} is damaged: its models are not what legr writes")
     names = [row["name"] for row in rows]
     if len(set(names)) < len(names) or data.get("against") not in names:
-        raise BenchError(f"{path} is damaged: its models have no names to tell them by")
+        raise BenchError(f"{path} is damaged: its models need different names")
     if not isinstance(device, dict) or not _is_device(device):
         raise BenchError(f"{path} is damaged: its device is not what legr writes")
     notes, settings = data.get("notes"), data.get("settings")
@@ -211,21 +313,21 @@ def checked(path: Path, raw: Any) -> Facts:
     return data
 
 
-def _plain(value: Any) -> Any:
-    """JSON without what a terminal would obey and numbers that no measurement gives."""
+def _cleaned(value: Any) -> Any:
+    """JSON without control characters and without numbers that no measurement gives."""
     if isinstance(value, str):
         return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", value)
     if isinstance(value, dict):
-        return {_plain(key): _plain(inside) for key, inside in value.items()}
+        return {_cleaned(key): _cleaned(inside) for key, inside in value.items()}
     if isinstance(value, list):
-        return [_plain(inside) for inside in value]
+        return [_cleaned(inside) for inside in value]
     if isinstance(value, int | float) and not abs(value) < _LARGEST:
-        raise ValueError(f"{str(value)[:20]} is no number of a measurement")
+        raise ValueError(f"{str(value)[:20]} is not a number of a measurement")
     return value
 
 
 def _is_sound(row: Any) -> bool:
-    """Whether a model's row has all that is shown of it."""
+    """Whether a model's row has everything that is shown."""
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         return False
     times = [row.get(key) for key in ("median_ms", "p5_ms", "p95_ms", "spread", "ratio")]
@@ -242,7 +344,7 @@ def _is_sound(row: Any) -> bool:
 
 
 def _is_device(device: Facts) -> bool:
-    """Whether all that is shown of a machine is of the right kind."""
+    """Whether everything that is shown of a machine has the right type."""
     words = [device.get(key) for key in ("host", "board", "cpu", "machine", "runtime", "governor")]
     heat, pinned = device.get("temperature_c"), device.get("pinned", [])
     return (
@@ -254,13 +356,13 @@ def _is_device(device: Facts) -> bool:
 
 
 def _is_number(number: Any) -> bool:
-    """Whether this is a number from 0 on."""
+    """Whether this is a finite number, 0 or more."""
     return isinstance(number, int | float) and 0 <= number < math.inf
 
 
 @dataclass(frozen=True)
 class Point:
-    """A network beside the one that ratios are to: its share of the FLOPs and of the latency."""
+    """A network's share of the reference network's FLOPs and latency."""
 
     name: str
     flops: float
@@ -268,12 +370,12 @@ class Point:
 
     @property
     def slope(self) -> float | None:
-        """Latency saved per FLOP saved."""
+        """Share of latency saved per share of FLOPs saved."""
         return (1 - self.latency) / (1 - self.flops) if self.flops < 1 else None
 
 
 def points(whole: Facts) -> dict[str, Point]:
-    """The networks whose FLOPs are known, if that of the dense one is."""
+    """The networks whose FLOPs are known, if those of the reference are."""
     rows = {row["name"]: row for row in whole["models"]}
     base = rows.get(whole.get("against"), whole["models"][0]).get("flops")
     if not base:
@@ -286,7 +388,7 @@ def points(whole: Facts) -> dict[str, Point]:
 
 
 def fitted_slope(found: Sequence[Point]) -> tuple[float, float] | None:
-    """Slope and height of the line nearest to at least three points (latency over FLOPs)."""
+    """Slope and intercept of latency over FLOPs, by least squares over at least three points."""
     shares = [point.flops for point in found]
     if len(found) < 3 or max(shares) - min(shares) < 0.01:
         return None

@@ -119,12 +119,22 @@ def check_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
     return shape
 
 
+def own_copy(model: nn.Module) -> nn.Module:
+    """A copy on the CPU in float32, which may be changed; it carries the same card."""
+    return copy.deepcopy(model).cpu().float()
+
+
+def on_cpu(model: nn.Module) -> nn.Module:
+    """The module itself if it is on the CPU, else a copy there with the same card."""
+    tensors = (*model.parameters(), *model.buffers())
+    return model if all(t.device.type == "cpu" for t in tensors) else copy.deepcopy(model).cpu()
+
+
 def in_single_precision(model: nn.Module) -> nn.Module:
-    """The module itself if it is in float32, else a float32 copy that carries the same card."""
+    """The module itself if it is float32 on the CPU, else such a copy with the same card."""
     tensors = [*model.parameters(), *model.buffers()]
-    if all(t.dtype == torch.float32 for t in tensors if t.is_floating_point()):
-        return model
-    return copy.deepcopy(model).float()
+    single = all(t.dtype == torch.float32 for t in tensors if t.is_floating_point())
+    return model if single and all(t.device.type == "cpu" for t in tensors) else own_copy(model)
 
 
 def _fresh(arch: Arch, input_shape: tuple[int, ...] | None, seed: int = 0) -> Network:
@@ -172,7 +182,8 @@ def _torchvision(text: str, input_shape: tuple[int, ...] | None) -> Network:
             f"{chosen.url} elsewhere and pass the file with --arch {name}"
         ) from error
     fill(network.model, found, network.arch, f"torchvision:{text}")
-    return network
+    names = chosen.meta.get("categories")
+    return replace(network, notes={**network.notes, "class_names": names}) if names else network
 
 
 def _saved(

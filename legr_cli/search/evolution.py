@@ -1,7 +1,7 @@
-"""Regularised evolution of (α, κ) rows: Algorithm 1 of the paper. No torch inside.
+"""Regularized evolution of (α, κ) rows: Algorithm 1 of the paper. No torch inside.
 
-A search asks an `Explorer` for candidates and tells how fit they were, in order of their numbers;
-what is asked depends on the random generator and on what was told so far, and on nothing else.
+A search asks an `Explorer` for candidates and tells it their fitness, in order of their numbers; what
+it proposes depends on its random generator and on what it was told so far, and on nothing else.
 """
 
 from collections import deque
@@ -10,40 +10,40 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from legr_cli.ranking import Ranking
 from legr_cli.settings import Search
 
-DRAWS = 20  # of one candidate, until it is new
+DRAWS = 20  # attempts to draw a candidate that is new
 
-
-Genes = dict[str, np.ndarray]  # by name, such as alpha and kappa: a number for each layer
+Genes = dict[str, np.ndarray]  # by name, such as alpha and kappa: one number per layer
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is tried, and where it came from."""
+    """A candidate, and the one it was mutated from."""
 
     number: int
     genes: Genes
-    parent: int | None = None  # None: the identity, or not made from one candidate
+    parent: int | None = None  # None: it was not mutated from a candidate
 
 
 @dataclass(frozen=True, order=True)
 class Fitness:
-    """Higher accuracy is better; of two equal ones the lower loss."""
+    """Higher accuracy is better; at equal accuracy, lower loss."""
 
     accuracy: float
     minus_loss: float
 
 
 class Explorer:
-    """Proposes candidates and remembers the best; how they are drawn is its children's matter."""
+    """Proposes candidates and remembers the best; subclasses say how they are drawn."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.best: tuple[Candidate, Fitness] | None = None
 
     def ask(self, is_new: Callable[[Candidate], bool] = lambda _: True) -> Candidate:
-        """The next candidate; one that would change nothing is drawn again, a few times."""
+        """The next candidate; one that is not new is drawn again, a few times."""
         number = self.asked
         self.asked += 1
         for _ in range(DRAWS):
@@ -53,32 +53,40 @@ class Explorer:
         return candidate
 
     def tell(self, candidate: Candidate, fitness: Fitness) -> None:
-        """Hear how fit a candidate was."""
+        """Take note of a candidate's fitness."""
         if self.best is None or fitness > self.best[1]:
             self.best = candidate, fitness
 
     def _draw(self, number: int) -> Candidate:
-        """A candidate."""
+        """Draw candidate `number`."""
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Strategy:
+    """An explorer, and the ranking that its numbers stand for."""
+
+    explorer: Explorer
+    express: Callable[[Genes], Ranking]
+
+
 class Evolution(Explorer):
-    """A pool of the latest candidates; the fittest of a sample is mutated, the oldest goes."""
+    """A pool of the latest candidates: the fittest of a sample is mutated, the oldest leaves."""
 
     def __init__(
         self, spread: np.ndarray, level: Genes, settings: Search, rng: np.random.Generator
     ) -> None:
-        """`spread`: by layer, of its filters' squared norms; `level`: α and κ like uniform's."""
+        """`spread`: standard deviation of importance by layer; `level`: α, κ that prune evenly."""
         super().__init__()
         self.spread = spread
         self.settings, self.rng = settings, rng
         self.identity = {"alpha": np.ones(len(spread)), "kappa": np.zeros(len(spread))}
         self.level = level
-        self.known: list[Fitness] = []  # of the first candidates, to choose where to begin
+        self.known: list[Fitness] = []  # of the first two candidates, to choose where to start
         self.pool: deque[tuple[Candidate, Fitness]] = deque(maxlen=settings.population)
 
     def tell(self, candidate: Candidate, fitness: Fitness) -> None:
-        """Take a candidate into the pool; the oldest makes room."""
+        """Add a candidate to the pool; the oldest leaves."""
         super().tell(candidate, fitness)
         self.pool.append((candidate, fitness))
         if candidate.number < 2:
@@ -86,10 +94,10 @@ class Evolution(Explorer):
 
     @property
     def origin(self) -> Genes:
-        """What the first candidates are changes of; by default the fitter of the two, once known.
+        """What the initial population is mutated from; by default the fitter of two, once known.
 
-        Where layers are deep and many add up in one unit, plain norms keep what they add to; where
-        little is to be left, it is better to begin with the same share of every layer.
+        Plain norms (the identity) do better where many layers add up in one unit; pruning all
+        layers evenly (level) does better at low targets.
         """
         start = self.settings.start
         if start == "auto" and len(self.known) == 2:
@@ -97,7 +105,7 @@ class Evolution(Explorer):
         return self.level if start in ("auto", "level") else self.identity
 
     def _draw(self, number: int) -> Candidate:
-        """A candidate; the first is the identity, so that no search ends below it."""
+        """Draw a candidate; the first is the identity, so that no search ends below it."""
         if number == 0:
             return Candidate(number, self.identity)
         if number == 1 and self.settings.start in ("auto", "level"):
@@ -116,7 +124,7 @@ class Evolution(Explorer):
         return self._mutated(parent, number, np.sort(layers), known)
 
     def step(self, number: int) -> float:
-        """The size of the random walk: from `sigma` in a straight line to `sigma_end`."""
+        """Standard deviation of a mutation: linear from `sigma` to `sigma_end`."""
         done = number / max(1, self.settings.candidates - 1)
         return self.settings.sigma + done * (self.settings.sigma_end - self.settings.sigma)
 
@@ -125,8 +133,8 @@ class Evolution(Explorer):
     ) -> Candidate:
         """a × exp(N(0, σ²)) and b + σ·N(0, spread²) at these layers.
 
-        Here a and b are what α and κ do to the origin's importance, a·(α₀·‖Θ‖² + κ₀) + b, and
-        spread is its deviation. Where the origin is the identity they are α and κ themselves.
+        Here a and b transform the origin's importance, a·(α₀·‖Θ‖² + κ₀) + b, and spread is its
+        standard deviation. If the origin is the identity, they are α and κ themselves.
         """
         alpha, kappa = parent.genes["alpha"].copy(), parent.genes["kappa"].copy()
         origin = self.origin

@@ -1,6 +1,6 @@
-"""Where candidates are tried: in this process, in processes beside it, or on a Dask cluster.
+"""Where candidates are evaluated: in this process, in worker processes, or on a Dask cluster.
 
-All three are a `concurrent.futures.Executor`, made anew when its workers are lost.
+All three are a `concurrent.futures.Executor`, created again when its workers are lost.
 """
 
 import contextlib
@@ -14,61 +14,62 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from legr_cli.errors import SearchError, SettingError, first_line
-from legr_cli.search.fitness import Cuts, Job, Outcome, evaluate_candidate
+from legr_cli.search.evaluator import Cuts, Job, Outcome, evaluate_candidate
 
 ANSWER = 10  # seconds that a cluster has to answer
 
-Made = tuple[Executor, Callable[..., list[Outcome]], tuple[Any, ...]]  # call it with these and cuts
+Evaluate = Callable[[Cuts], list[Outcome]]
+Made = tuple[Executor, Callable[..., list[Outcome]], tuple[Any, ...]]  # call with these and cuts
 
 
 class WorkerPool:
-    """Workers for one job; `shift` counts how often they were replaced."""
+    """Workers for one search; `generation` counts how often they were replaced."""
 
     def __init__(self, make: Callable[[], Made]) -> None:
-        self.shift = 0
+        self.generation = 0
         self._make = make
         self._made: Made | None = None
 
     def submit(self, cuts: Cuts) -> "Future[list[Outcome]]":
-        """Have a candidate tried; workers are engaged when the first one comes."""
+        """Have a candidate evaluated; workers start with the first one."""
         self._made = self._made or self._make()
         executor, call, first = self._made
         return executor.submit(call, *first, cuts)
 
-    def replace(self, shift: int) -> None:
-        """Engage others in the place of those of this shift, unless that was done."""
-        if shift == self.shift:
+    def replace(self, generation: int) -> None:
+        """Replace the workers of this generation, unless that was done already."""
+        if generation == self.generation:
             self.shutdown()
-            self.shift += 1
+            self.generation += 1
 
     def shutdown(self) -> None:
-        """Let the workers go, whatever they are doing."""
+        """Stop the workers, whatever they are doing."""
         if self._made is None:
             return
         executor, self._made = self._made[0], None
         local = isinstance(executor, ProcessPoolExecutor)
         for process in list((getattr(executor, "_processes", None) or {}).values()):
             process.kill()
-        executor.shutdown(wait=local)  # a cluster's workers are told and not waited for
+        executor.shutdown(wait=local)  # do not wait for a cluster's workers
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether a worker went away, or what was sent to it: another may do better."""
+    """Whether a worker was lost, or what was sent to it: another worker may succeed."""
     names = {"FutureCancelledError", "FutureLostError", "CommClosedError"}
     ours = isinstance(error, BrokenExecutor | CancelledError)
     return ours or any(kind.__name__ in names for kind in type(error).__mro__)
 
 
 def is_given_up(error: BaseException) -> bool:
-    """Whether Dask gave a candidate up, after as many workers died of it as it allows (3)."""
+    """Whether Dask gave up on a candidate after several workers died of it."""
     return type(error).__name__ == "KilledWorker"
 
 
 class InProcess(Executor):
-    """An executor that does what it is asked at once."""
+    """An executor that runs every call at once."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Call and keep what came of it; Ctrl-C goes through."""
+        """Run the call; Ctrl-C is not caught."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -77,17 +78,17 @@ class InProcess(Executor):
         return future
 
 
-def in_process(job: Job) -> WorkerPool:
-    """One candidate after the other, here."""
-    return WorkerPool(lambda: (InProcess(), evaluate_candidate, (job,)))
+def in_process(make: Callable[[], Evaluate]) -> WorkerPool:
+    """One candidate after the other, in this process."""
+    return WorkerPool(lambda: (InProcess(), make(), ()))
 
 
 def processes(job: Job, count: int, threads: int) -> WorkerPool:
-    """Processes on this machine, each with its share of the threads; images are shared."""
+    """Worker processes on this machine, each with its share of the threads."""
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     if "forkserver" in methods:  # torch is imported once, and its pages are shared
-        context.set_forkserver_preload(["legr_cli.search.fitness"])
+        context.set_forkserver_preload(["legr_cli.search.evaluator"])
         _hush_tracker()
 
     def make() -> Made:
@@ -95,13 +96,13 @@ def processes(job: Job, count: int, threads: int) -> WorkerPool:
         pool = ProcessPoolExecutor(
             count, mp_context=context, initializer=_enter, initargs=(job, threads, numbers)
         )
-        return pool, _try_out_here, ()
+        return pool, _evaluate_here, ()
 
     return WorkerPool(make)
 
 
 def _hush_tracker() -> None:
-    """What killed workers leave behind is cleaned up by Python; users need not read of it."""
+    """Silence warnings about what killed workers leave behind; Python cleans it up."""
     from multiprocessing import resource_tracker
 
     before = os.environ.get("PYTHONWARNINGS")
@@ -112,15 +113,15 @@ def _hush_tracker() -> None:
         os.environ["PYTHONWARNINGS"] = before
 
 
-_here: tuple[Job, int] | None = None  # of a worker process: its job and its number
+_here: tuple[Job, int] | None = None  # in a worker process: its job and its number
 
 
 def _enter(job: Job, threads: int, numbers: Any) -> None:
-    """A worker process begins: take a number, use few threads, end when the parent does."""
+    """Start a worker process: take a number, limit threads, exit when the parent does."""
     global _here
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     torch.set_num_threads(threads)
     with numbers.get_lock():
         _here = job, numbers.value
@@ -132,13 +133,13 @@ def _enter(job: Job, threads: int, numbers: Any) -> None:
 
 
 def _end_with(sentinel: int) -> None:
-    """A parent that was killed cannot dismiss its workers: they go by themselves."""
+    """Exit when the parent is gone: if it was killed, it could not stop its workers."""
     wait([sentinel])
     os._exit(1)
 
 
-def _try_out_here(cuts: Cuts) -> list[Outcome]:
-    """Try a candidate in a worker process."""
+def _evaluate_here(cuts: Cuts) -> list[Outcome]:
+    """Evaluate a candidate in a worker process."""
     assert _here is not None
     job, number = _here
     return evaluate_candidate(job, cuts, number)
@@ -146,7 +147,7 @@ def _try_out_here(cuts: Cuts) -> list[Outcome]:
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """A client of the Dask cluster at this address, which has workers."""
+    """A client of the Dask cluster at this address, once it has workers."""
     try:
         from distributed import Client
     except ImportError:
@@ -164,7 +165,7 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def on_cluster(job: Job, client: Any) -> WorkerPool:
-    """The workers of a Dask cluster; network and images travel to each of them once."""
+    """The workers of a Dask cluster; network and images are sent to each of them once."""
     carried = job.carried()
 
     def make() -> Made:
@@ -176,11 +177,11 @@ def on_cluster(job: Job, client: Any) -> WorkerPool:
 
 
 def _await_workers(client: Any, address: str) -> None:
-    """A scheduler alone cannot do anything."""
+    """Check that a cluster has workers."""
     try:
         client.wait_for_workers(1, timeout=ANSWER)
     except TimeoutError as error:
         raise SearchError(
             f"the scheduler at {address} has no workers: start some with `dask worker {address}`; "
-            "a search that was under way goes on with --resume"
+            "continue an interrupted search with --resume"
         ) from error

@@ -1,4 +1,4 @@
-"""A training from its first epoch to its best network, on record; whoever looks on is told."""
+"""Run a training to its end, with a record of every epoch."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -15,31 +15,31 @@ from legr_cli.training.setup import TrainingSetup
 
 @dataclass(frozen=True)
 class TrainingCallbacks:
-    """What is told of a training: that it begins, or goes on; its steps; and its epochs."""
+    """Called when training starts or resumes, now and then between steps, and after each epoch."""
 
-    begun: Callable[[Line], None]  # with what the network reached before
+    started: Callable[[Line], None]  # with the score of the network before
     step: Watch
     epoch: Callable[[Line], None]
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What came of a training."""
+    """A trained network and what it reached."""
 
     model: nn.Module
     header: Line
-    reached: Line  # empty for a process that does not lead
+    reached: Line  # empty in processes that do not lead
 
 
 @contextlib.contextmanager
 def train_to_end(
     setup: TrainingSetup, run: Run, files: Files, callbacks: TrainingCallbacks
 ) -> Iterator[TrainingResult]:
-    """Train to the end, from wherever the record stands; it is closed after the block."""
-    group, data, header = setup.group, setup.data, setup.header()
-    then = files.begun() if group.is_leader else None
-    header["before"] = then and then.get("before")
-    if not group.told(then is not None):
+    """Train to the end, from wherever the record stands; the record is closed after the block."""
+    group, data, header = setup.group, setup.data, dict(setup.header)
+    earlier = files.begun() if group.is_leader else None
+    header["before"] = earlier and earlier.get("before")
+    if not group.told(earlier is not None):
         header["before"] = run.measure(data.validation).line()
     with contextlib.ExitStack() as stack:
         record = None
@@ -47,7 +47,7 @@ def train_to_end(
             record = stack.enter_context(recorded(files, header, run.tensors()))
             run.recall(record.book.lines.values())
         run.agree()
-        callbacks.begun(header["before"])
+        callbacks.started(header["before"])
         while not run.over:
             line = run.advance(callbacks.step)
             if record is not None:
@@ -60,14 +60,14 @@ def train_to_end(
 
 
 def _reached(run: Run, lines: dict[int, Line], test: Line | None) -> Line:
-    """What the best network reached, and what it took."""
+    """Scores of the best network, and the time it took."""
     epoch = int(run.best_so_far["best_epoch"])
     best = {key: lines[epoch][key] for key in ("accuracy", "loss")}
     best["images"] = len(run.data.validation)
     return {
         "epochs": run.epoch,
         "best_epoch": epoch,
-        "validation": best if run.data.held_out else None,  # images it has learned tell nothing
+        "validation": best if run.data.held_out else None,  # trained on: it would say nothing
         "test": test,
         "seconds": round(sum(line["seconds"] for line in lines.values()), 3),
     }

@@ -1,12 +1,13 @@
-"""A training from its first epoch to its best network.
+"""The state of a training run, and how it advances by an epoch.
 
-All that an epoch draws comes from the seed, its number and the process's rank, so a training that
-goes on after a kill ends as if it had never stopped.
+Everything an epoch draws at random comes from the seed, its number and the rank of the process, so
+a run that is killed and resumed ends exactly as one that was not.
 """
 
 import math
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,17 +20,18 @@ from legr_cli.journal import Line
 from legr_cli.settings import Training
 from legr_cli.training.devices import seeded
 from legr_cli.training.ema import ema_model
-from legr_cli.training.loop import Score, Trainer, evaluate, number, sgd, train
-from legr_cli.training.meter import Meter, Progress, Watch
+from legr_cli.training.loop import Trainer, evaluate, sgd, train
+from legr_cli.training.meter import Meter, StepProgress, Watch
 from legr_cli.training.objective import Teacher, objective
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.recipes import rate
+from legr_cli.training.scores import CLASSIFICATION, Score, Task, finite
 
 _STANDING = ("epoch", "best_epoch", "best_accuracy", "best_loss")
 
 
 class Run:
-    """The state of a training, and how it moves on by an epoch."""
+    """A training run: model, optimizer, moving average and the best weights so far."""
 
     def __init__(
         self,
@@ -38,12 +40,13 @@ class Run:
         settings: Training,
         group: ProcessGroup,
         *,
+        task: Task = CLASSIFICATION,
         teacher: Teacher | None = None,
         half: torch.dtype | None = None,
         compiled: bool = False,
         loaders: int | None = None,
     ) -> None:
-        self.data, self.settings, self.group = data, settings, group
+        self.data, self.settings, self.group, self.task = data, settings, group, task
         self._serving = _serving(
             data, settings, group, group.loaders if loaders is None else loaders
         )
@@ -63,36 +66,36 @@ class Run:
         self._average = ema_model(self.model, settings.ema) if settings.ema else None
         worked = _worked(self.model, group, compiled)
         self._trainer = Trainer(
-            worked, optimizer, objective(settings, teacher), half, settings.clip
+            worked, optimizer, objective(settings, teacher, task), half, settings.clip
         )
         self._best = {n: t.clone() for n, t in self.result.state_dict().items()}
-        self._best_so_far = torch.tensor([0, 0, -1, math.inf], dtype=torch.double)
+        self._best_so_far = torch.tensor([0, 0, -math.inf, math.inf], dtype=torch.double)
         self._scale = torch.zeros(2, dtype=torch.double)  # of the loss in float16
 
     @property
     def result(self) -> nn.Module:
-        """The network that is measured and written: the average, if there is one."""
+        """The network that is measured and saved: the moving average, if there is one."""
         return self.model if self._average is None else self._average.module
 
     @property
     def best_so_far(self) -> dict[str, float]:
-        """Epochs that are done, which was best, and what it reached."""
+        """Number of completed epochs, the best one, and its accuracy and loss."""
         return dict(zip(_STANDING, self._best_so_far.tolist(), strict=True))
 
     @property
     def epoch(self) -> int:
-        """Epochs that are done."""
+        """Number of completed epochs."""
         return int(self.best_so_far["epoch"])
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to do: all epochs, or patience, are gone."""
+        """Whether all epochs are done, or patience has run out."""
         since = self.epoch - self.best_so_far["best_epoch"]
         tired = self.settings.patience and since >= self.settings.patience
         return self.epoch >= self.settings.epochs or bool(tired)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that the next epoch depends on, as they lie in memory."""
+        """Every tensor that the next epoch depends on, not copied."""
         state = self._trainer.optimizer.state
         parts = {
             "model": _whole(self.model),
@@ -108,12 +111,12 @@ class Run:
         return {f"{part}.{name}": t for part, of in parts.items() for name, t in of.items()}
 
     def recall(self, lines: Iterable[Line]) -> None:
-        """Stand where the journal says: these epochs are done."""
+        """Take over the results of epochs that the journal records."""
         for line in lines:
             self._done(line["accuracy"], line["loss"])
 
     def agree(self) -> None:
-        """Begin all processes from what the leading one has restored."""
+        """Start all processes from what the leader has restored."""
         self.group.follow([*self.tensors().values(), self._best_so_far])
         scaler = self._trainer.scaler
         if scaler.is_enabled() and self.epoch:
@@ -123,12 +126,12 @@ class Run:
             )
 
     def advance(self, watch: Watch) -> Line:
-        """Train for one epoch and measure; the line that the journal has of it."""
+        """Train for one epoch and measure; returns the epoch's journal line."""
         begun = time.perf_counter()
         reached = self._learn(watch)
         trained = time.perf_counter()
         score = self.measure(self.data.validation)
-        if self._done(score.accuracy, number(score.loss)):
+        if self._done(score.accuracy, finite(score.loss)):
             for name, tensor in self.result.state_dict().items():
                 self._best[name].copy_(tensor)
         end = time.perf_counter()
@@ -138,26 +141,27 @@ class Run:
             "train_loss": reached.loss,
             "train_accuracy": reached.accuracy,
             "accuracy": score.accuracy,
-            "loss": number(score.loss),
+            "loss": finite(score.loss),
             "best": self.best_so_far["best_epoch"] == self.epoch,
             "images_per_second": round(reached.images_per_second, 1),
             "seconds": round(end - begun, 3),
             "measure_seconds": round(end - trained, 3),
         }
 
-    def _learn(self, watch: Watch) -> Progress:
+    def _learn(self, watch: Watch) -> StepProgress:
         """One step for each batch of an epoch."""
         epoch, settings, group = self.epoch, self.settings, self.group
-        tally = Meter(settings, epoch + 1, len(self.data.train), self.steps, group.device)
+        images = len(self.data.train)
+        meter = Meter(settings, self.task, epoch + 1, images, self.steps, group.device)
 
         def lr(step: int) -> float:
             return rate(settings, epoch + (step + 0.5) / self.steps)
 
-        def after(step: int, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
+        def after(step: int, outputs: Any, targets: Tensor, loss: Tensor) -> None:
             if self._average is not None:
                 self._average.update_parameters(self.model)
-            tally.add(step, logits, labels, loss)
-            tally.look(watch)
+            meter.add(step, outputs, targets, loss)
+            meter.look(watch)
 
         generator = torch.Generator().manual_seed(seed_of(settings.seed, epoch))
         batches = shuffled(self.data.train, self._serving, generator)
@@ -166,44 +170,44 @@ class Run:
                 train(self._trainer, batches, lr, after)
             except torch.OutOfMemoryError as error:
                 raise ModelError(
-                    "the device has too little memory: pass a smaller --batch-size"
+                    "the device ran out of memory: pass a smaller --batch-size"
                 ) from error
-        for model in dict.fromkeys((self.model, self.result)):  # each has seen its own images
+        for model in dict.fromkeys((self.model, self.result)):  # each process saw other images
             group.average(b for b in model.buffers() if b.is_floating_point())
         if scaler := self._trainer.scaler.state_dict():
             self._scale[:] = torch.tensor([scaler["scale"], scaler["_growth_tracker"]])
-        return tally.now(group.sum(tally.sums))
+        return meter.now(group.sum(meter.sums))
 
     def _done(self, accuracy: float, loss: float | None) -> bool:
-        """An epoch is done; whether there was none better."""
+        """Count an epoch; returns whether it is the best so far."""
         self._best_so_far[0] += 1
         loss = math.inf if loss is None else loss
         best = self.best_so_far
         better = (accuracy, -loss) > (best["best_accuracy"], -best["best_loss"])
-        better = better or not self.data.held_out  # nothing to choose by: the last is kept
+        better = better or not self.data.held_out  # nothing to choose by: keep the last
         if better:
             self._best_so_far[1:] = torch.tensor([self.epoch, accuracy, loss], dtype=torch.double)
         return better
 
     def finish(self) -> nn.Module:
-        """The best network there was; it is what is measured from now on."""
+        """Load the best weights; they are what `measure` sees from now on."""
         self.result.load_state_dict(self._best)
         return self.result
 
     def measure(self, part: Part) -> Score:
-        """Accuracy and loss of the network as it is now; the processes share the images."""
+        """Score of the network as it is now; the processes share the images."""
         group = self.group
         serving = Serving(
             self.data.feed, 250, group.device, group.rank, group.size, self._serving.loaders
         )
-        return evaluate(self.result, in_order(part, serving), group.sum)
+        return evaluate(self.result, in_order(part, serving), self.task, group.sum)
 
 
 def _trainable(model: nn.Module) -> nn.Module:
-    """The network in single precision; of its parameters all learn, unless some are frozen."""
-    strange = [n for n, t in model.state_dict().items() if not isinstance(t, Tensor)]
-    if strange:
-        raise ModelError(f"the network keeps more than tensors in its state: '{strange[0]}'")
+    """The network in float32; if all its parameters are frozen, all are trained."""
+    others = [n for n, t in model.state_dict().items() if not isinstance(t, Tensor)]
+    if others:
+        raise ModelError(f"the network's state dict has more than tensors: '{others[0]}'")
     model = model.float()
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     if not parameters:
@@ -215,17 +219,17 @@ def _trainable(model: nn.Module) -> nn.Module:
 
 
 def _whole(model: nn.Module) -> dict[str, Tensor]:
-    """All tensors of a network, those too that its file leaves out."""
+    """All tensors of a network, including buffers that its state dict leaves out."""
     return {**model.state_dict(), **dict(model.named_buffers())}
 
 
 def seed_of(*numbers: int) -> int:
-    """A seed made of several numbers, another for any other numbers."""
+    """One seed derived from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _worked(model: nn.Module, group: ProcessGroup, compiled: bool) -> nn.Module:
-    """The network as it is trained: in step with the other processes, and compiled if asked."""
+    """The network wrapped for training: synchronized with other processes, compiled if asked."""
     if group.size > 1:
         ids = [group.device.index] if group.device.type == "cuda" else None
         model = nn.parallel.DistributedDataParallel(
@@ -235,15 +239,16 @@ def _worked(model: nn.Module, group: ProcessGroup, compiled: bool) -> nn.Module:
 
 
 def _serving(data: Data, settings: Training, group: ProcessGroup, loaders: int) -> Serving:
-    """How training images are served; every process must get as many of each batch."""
+    """How training images are served; every process gets the same number of each batch."""
     size = settings.batch_size
     if size % group.size or size // group.size < 2:
         raise SettingError(
             f"--batch-size {size} is shared by {group.size} processes: pass a multiple of "
-            f"{group.size}, from {2 * group.size} on"
+            f"{group.size}, at least {2 * group.size}"
         )
     if len(data.train) < size and group.size > 1:
         raise SettingError(
-            f"--batch-size {size} is more than the {len(data.train)} training images: pass less"
+            f"--batch-size {size} is larger than the {len(data.train)} training images: pass a "
+            "smaller one"
         )
     return Serving(data.feed, size, group.device, group.rank, group.size, loaders)

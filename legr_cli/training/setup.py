@@ -1,4 +1,4 @@
-"""A training made ready: network, images and teacher that fit, and all that is noted of them."""
+"""A training run, ready to start: network, images and teacher that fit, and what is recorded."""
 
 import dataclasses
 import platform
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from legr_cli import __version__
 from legr_cli.data.dataset import Data, feed_for
 from legr_cli.journal import Line
 from legr_cli.models.checkpoints import fingerprint
@@ -19,6 +18,8 @@ from legr_cli.training.objective import Teacher, teacher_from
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.resume import key_of
 from legr_cli.training.run import Run
+from legr_cli.training.scores import CLASSIFICATION, Task
+from legr_cli.version import __version__
 
 
 @dataclass(frozen=True)
@@ -29,32 +30,23 @@ class TrainingSetup:
     data: Data
     settings: Training
     group: ProcessGroup
+    header: Line  # of the journal: another run has another header
     teacher: Network | None = None
-
-    def header(self, settings: Line | None = None) -> Line:
-        """What the journal says was done: other settings, another header."""
-        return {
-            "arch": str(self.network.arch),
-            "input": list(self.network.input_shape),
-            "weights_sha256": fingerprint(self.network.model),
-            "teacher_sha256": None if self.teacher is None else fingerprint(self.teacher.model),
-            "settings": settings or _plain(self.settings),
-            "data": self.data.card,
-            "statistics": self.data.feed.statistics,
-        }
+    task: Task = CLASSIFICATION
 
     @property
     def half(self) -> torch.dtype | None:
-        """What the training computes in, if not in single precision."""
+        """The type to compute in, if not float32."""
         return half_precision(self.group.device) if self.settings.amp else None
 
-    def run(self, compiled: bool, loaders: int | None) -> Run:
-        """The training, before its first epoch."""
+    def run(self, compiled: bool = False, loaders: int | None = None) -> Run:
+        """The training run, before its first epoch."""
         return Run(
             self.network.model,
             self.data,
             self.settings,
             self.group,
+            task=self.task,
             teacher=self._teacher(),
             half=self.half,
             compiled=compiled,
@@ -62,7 +54,7 @@ class TrainingSetup:
         )
 
     def _teacher(self) -> Teacher | None:
-        """The teacher on the device, shown the same images in its own normalisation."""
+        """The teacher on the device, which sees the same images in its own normalization."""
         if self.teacher is None:
             return None
         shown = self.data.feed
@@ -71,8 +63,8 @@ class TrainingSetup:
         model.to(self.group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         return teacher_from(model, self.half, own, shown)
 
-    def result(self, model: nn.Module, header: Line, reached: Line) -> Network:
-        """A trained network, with all that its file says of how it was made."""
+    def trained(self, model: nn.Module, header: Line, reached: Line) -> Network:
+        """A trained network, with notes on how it was made."""
         about = ("before", "settings", "weights_sha256", "teacher_sha256", "data")
         training = {
             "key": key_of(header),
@@ -81,15 +73,44 @@ class TrainingSetup:
             "processes": self.group.size,
             "made_with": {"python": platform.python_version(), "torch": torch.__version__},
         }
-        notes = {
-            **self.network.notes,
-            "legr": __version__,
-            "statistics": self.data.feed.statistics,
-            "training": training,
-        }
+        statistics = self.data.feed.statistics
+        known: Line = {} if statistics is None else {"statistics": statistics}
+        if names := _class_names(self.data):
+            known["class_names"] = names
+        notes = {**self.network.notes, "legr": __version__, **known, "training": training}
         return replace(self.network, model=model.cpu(), notes=notes)
 
 
-def _plain(settings: Training) -> dict[str, Any]:
+def training_setup(
+    network: Network,
+    data: Data,
+    settings: Training,
+    group: ProcessGroup,
+    teacher: Network | None = None,
+    task: Task = CLASSIFICATION,
+    recorded: Line | None = None,
+) -> TrainingSetup:
+    """Record what is about to be trained; `recorded` stands for the settings where it is given."""
+    header = {
+        "arch": str(network.arch),
+        "input": list(network.input_shape),
+        "weights_sha256": fingerprint(network.model),
+        "teacher_sha256": None if teacher is None else fingerprint(teacher.model),
+        "settings": recorded or _as_json(settings),
+        "data": data.card,
+        "statistics": data.feed.statistics,
+    }
+    if task is not CLASSIFICATION:
+        header["task"] = task.name
+    return TrainingSetup(network, data, settings, group, header, teacher, task)
+
+
+def _class_names(data: Data) -> list[str]:
+    """Names of the classes, unless they are just numbers."""
+    numbers = tuple(map(str, range(len(data.classes))))
+    return [] if data.classes == numbers else list(data.classes)
+
+
+def _as_json(settings: Training) -> dict[str, Any]:
     """Settings as JSON has them."""
     return {**dataclasses.asdict(settings), "drops": list(settings.drops)}

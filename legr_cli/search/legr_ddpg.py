@@ -4,11 +4,10 @@ import functools
 
 import numpy as np
 
-from legr_cli.baselines.states import Walker
 from legr_cli.pruning import Analysis
 from legr_cli.ranking import affine, spread
-from legr_cli.search.evolution import Genes
-from legr_cli.search.run import Strategy
+from legr_cli.search.evolution import Genes, Strategy
+from legr_cli.search.states import Walker
 from legr_cli.settings import Search
 
 REACH = 2.0  # log α is within ± so many σ of 0, κ within ± so many of its layer's deviations

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from legr_cli.baselines.ddpg import Agent, Step
 from legr_cli.channels.layers import layer_at
 from legr_cli.pruning import Analysis
+from legr_cli.search.ddpg import Agent, Step
 from legr_cli.search.evolution import Candidate, Explorer, Fitness, Genes
 from legr_cli.settings import Search
 

@@ -8,13 +8,12 @@ import functools
 
 import numpy as np
 
-from legr_cli.baselines.states import Walker
 from legr_cli.cost import Cost
 from legr_cli.cut import arrange, uniform_scores
 from legr_cli.pruning import Analysis
 from legr_cli.ranking import Ranking, identity, importance, scored
-from legr_cli.search.evolution import Genes
-from legr_cli.search.run import Strategy
+from legr_cli.search.evolution import Genes, Strategy
+from legr_cli.search.states import Walker
 from legr_cli.settings import Search
 
 METHOD = "amc"
@@ -39,7 +38,7 @@ def bound(cost: Cost, counts: np.ndarray, group: int, budget: float) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         trial = np.where(np.arange(len(counts)) == group, middle, counts)
-        fits = cost.of(cost.flops, trial) <= budget
+        fits = cost.total(cost.flops, trial) <= budget
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 
@@ -61,7 +60,7 @@ class _Ratios(Walker):
 
         def reduced() -> float:
             so_far = np.where(np.arange(len(counts)) < decided, counts, cost.sizes)
-            return 1 - cost.of(cost.flops, so_far) / flops
+            return 1 - cost.total(cost.flops, so_far) / flops
 
         def take(group: int, action: np.ndarray) -> np.ndarray:
             nonlocal decided
@@ -79,7 +78,7 @@ def leaders(analysis: Analysis) -> list[str]:
     """For each group the first layer that makes units of it."""
     found: dict[int, str] = {}
     for name, layer in analysis.units.flow.layers.items():
-        of = analysis.units.of(layer.out)
+        of = analysis.units.unit_of(layer.out)
         for group in np.unique(analysis.cost.group_of[of[of >= 0]]).tolist():
             found.setdefault(group, name)
     return [found[group] for group in range(len(analysis.cost.sizes))]

@@ -1,0 +1,100 @@
+"""`legr_cli.report`: networks, rankings, measurements and comparisons → one page."""
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
+from legr_cli.errors import OutputError, ReportError
+from legr_cli.files import Staged, require_folder, staged
+from legr_cli.report.charts import bar_charts, heatmaps, plots
+from legr_cli.report.collect import collect
+from legr_cli.report.page import page
+from legr_cli.report.records import ReportData
+
+
+def report(
+    paths: Sequence[str | PathLike[str]],
+    out: str | PathLike[str] = "report.html",
+    *,
+    png: str | PathLike[str] | None = None,
+    svg: str | PathLike[str] | None = None,
+    animate: str | PathLike[str] | None = None,
+) -> list[Path]:
+    """Put networks, their accuracy and latency, and searches on one HTML page.
+
+    Args:
+        paths: Networks, ranking.json, bench.json and compare.json files, or folders of them.
+        out: The page to write; ends in `.html`.
+        png: Folder for every picture as a `.png`.
+        svg: Folder for every picture as an `.svg`.
+        animate: A `.gif` of the search as it went.
+
+    Returns:
+        The files that were written, the page first.
+
+    Raises:
+        ReportError: A file cannot be read, or there is nothing to show.
+        OutputError: A file cannot be written.
+
+    Example:
+        >>> legr_cli.report(["nets", "bench.json"], "report.html")
+        [PosixPath('report.html')]
+    """
+    target = Path(out)
+    folders = {"png": _folder(png), "svg": _folder(svg)}
+    animation = None if animate is None else Path(animate)
+    _check(target, folders, animation)
+    if isinstance(paths, str | PathLike):
+        paths = [paths]
+    data = collect([Path(path) for path in paths])
+    with staged() as files:
+        files.file(target).write_text(page(data, target.parent), encoding="utf-8")
+        return [target, *_pictures(files, data, folders, animation)]
+
+
+def _folder(path: str | PathLike[str] | None) -> Path | None:
+    """A path, if there is one."""
+    return None if path is None else Path(path)
+
+
+def _check(out: Path, folders: dict[str, Path | None], animation: Path | None) -> None:
+    """Check the files to write before any work is done."""
+    if out.suffix not in (".html", ".htm") or out.is_dir():
+        raise OutputError(f"--out {out}: name a file that ends in .html")
+    if animation is not None and (animation.suffix != ".gif" or animation.is_dir()):
+        raise OutputError(f"--animate {animation}: name a file that ends in .gif")
+    for path in (out, *folders.values(), animation):
+        if path is not None:
+            require_folder(path)
+    for folder in folders.values():
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise OutputError(f"{folder} is a file: name a folder")
+
+
+def _pictures(
+    files: Staged, data: ReportData, folders: dict[str, Path | None], animation: Path | None
+) -> list[Path]:
+    """Write the pictures that were asked for."""
+    from legr_cli.report.figures import animate, save_bars, save_heatmap, save_plot
+
+    made, drawn = list[Path](), plots(data)
+    for kind, folder in folders.items():
+        if folder is None:
+            continue
+        files.folder(folder)
+        for plot in drawn:
+            made.append(folder / f"{plot.key}.{kind}")
+            save_plot(plot, files.file(made[-1]), kind)
+        for chart in bar_charts(data):
+            made.append(folder / f"{chart.key}.{kind}")
+            save_bars(chart, files.file(made[-1]), kind)
+        for heatmap in heatmaps(data):
+            made.append(folder / f"{heatmap.key}.{kind}")
+            save_heatmap(heatmap, files.file(made[-1]), kind)
+    if animation is not None:
+        searches = [plot for plot in drawn if plot.key.startswith("search-")]
+        if not searches:
+            raise ReportError("--animate needs a search: name a ranking.json and its history")
+        animate(searches[0], files.file(animation))
+        made.append(animation)
+    return made
