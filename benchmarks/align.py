@@ -31,7 +31,7 @@ def uneven(analysis: Analysis, seed: int = 0) -> Ranking:
     rng = np.random.default_rng(seed)
     rows = identity(analysis.filters).rows
     sizes = np.array([row.filters for row in rows])
-    means = np.bincount(analysis.filters.layer, analysis.filters.norm2) / sizes
+    means = np.bincount(analysis.filters.layer, analysis.filters.value) / sizes
     scales = np.exp(rng.normal(0, 0.5, len(rows))) / means
     pairs = zip(rows, scales.tolist(), strict=True)
     return Ranking(tuple(Row(row.name, row.filters, scale) for row, scale in pairs))

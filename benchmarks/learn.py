@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from legr_cli.data.batches import Serving, endless, shuffled
 from legr_cli.data.dataset import open_data, parse_statistics
 from legr_cli.journal import journal
-from legr_cli.models.network import kept_channels, open_network
+from legr_cli.models.kept import kept_channels
+from legr_cli.models.network import open_network
 from legr_cli.pruning import analyze, plans
 from legr_cli.ranking import identity
 from legr_cli.search.fitness import CandidateEvaluator

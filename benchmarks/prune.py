@@ -22,7 +22,8 @@ import torch
 from legr_cli.channels import apply, couple
 from legr_cli.cost import count_flops, price
 from legr_cli.cut import arrange, cut
-from legr_cli.models.network import Network, kept_channels, open_network, write_network
+from legr_cli.models.kept import kept_channels
+from legr_cli.models.network import Network, open_network, write_network
 from legr_cli.ranking import filters, identity, importance
 from legr_cli.settings import Align
 
@@ -43,7 +44,7 @@ def ours(network: Network, folder: Path) -> tuple[float, dict[float, float]]:
     priced, cost = timed(lambda: price(units))
     normed, analysis = timed(lambda: filters(units))
     decisions, cuts, reached = [], [], {}
-    dense = cost.of(cost.flops, cost.sizes)
+    dense = cost.total(cost.flops, cost.sizes)
     for share in SHARES:
 
         def decide(share: float = share) -> object:

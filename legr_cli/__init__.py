@@ -1,46 +1,66 @@
 """legr: small, fast ConvNets for every FLOP target from one learned ranking.
 
-From Python: `load` a network that legr wrote, `prune` one of your own, catch `LegrError`.
+From Python, one function for each command; docs/python.md shows the whole flow. Nothing heavy is
+imported until a function is used.
 """
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from legr_cli.errors import LegrError
+from legr_cli.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from os import PathLike
+    from legr_cli.baselines.compare import compare
+    from legr_cli.deploy.bench import bench
+    from legr_cli.deploy.export import export
+    from legr_cli.models.load import load
+    from legr_cli.models.save import save
+    from legr_cli.pruning import inspect, prune
+    from legr_cli.reports.report import report
+    from legr_cli.search.learn import learn
+    from legr_cli.training.evaluate import evaluate
+    from legr_cli.training.finetune import finetune
 
-    from torch import nn
+__all__ = [
+    "LegrError",
+    "__version__",
+    "bench",
+    "compare",
+    "evaluate",
+    "export",
+    "finetune",
+    "inspect",
+    "learn",
+    "load",
+    "prune",
+    "report",
+    "save",
+]
 
-__version__ = "0.1.0"
-__all__ = ["LegrError", "__version__", "load", "prune"]
+_HOMES = {
+    "bench": "deploy.bench",
+    "compare": "baselines.compare",
+    "evaluate": "training.evaluate",
+    "export": "deploy.export",
+    "finetune": "training.finetune",
+    "inspect": "pruning",
+    "learn": "search.learn",
+    "load": "models.load",
+    "prune": "pruning",
+    "report": "reports.report",
+    "save": "models.save",
+}
 
 
-def load(path: "str | PathLike[str]", arch: str | None = None) -> "nn.Module":
-    """The network in a file that legr wrote, or in a checkpoint of `arch`, in evaluation mode.
+def __getattr__(name: str) -> Any:
+    """Import a public function when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'legr_cli' has no attribute {name!r}")
+    function = getattr(import_module(f"legr_cli.{_HOMES[name]}"), name)
+    globals()[name] = function
+    return function
 
-    A file made from your own `module:factory` needs that name again as `arch`.
-    """
-    from legr_cli.models.network import open_network
 
-    return open_network(str(path), arch).model
-
-
-def prune(
-    model: "nn.Module",
-    input_shape: "Sequence[int]",
-    *,
-    flops: float | None = None,
-    params: float | None = None,
-    align: str = "auto",
-    min_keep: float = 0.1,
-    ranking: "str | PathLike[str] | None" = None,
-) -> "nn.Module":
-    """A new network with at most this share of `model`'s FLOPs or parameters.
-
-    `model` is left as it was; `input_shape` is that of one image, such as (3, 224, 224).
-    """
-    from legr_cli import pruning
-
-    return pruning.prune(model, tuple(input_shape), flops, params, align, min_keep, ranking)
+def __dir__() -> list[str]:
+    return __all__

@@ -17,6 +17,7 @@ from legr_cli.commands.bench import bench
 from legr_cli.commands.compare import compare
 from legr_cli.commands.demo import demo
 from legr_cli.commands.evaluate import evaluate
+from legr_cli.commands.export import export
 from legr_cli.commands.finetune import finetune
 from legr_cli.commands.inspect import inspect
 from legr_cli.commands.invocation import ARGUMENTS
@@ -96,7 +97,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, learn, prune, finetune, evaluate, bench, compare, report, inspect):
+COMMANDS = (demo, learn, prune, finetune, evaluate, export, bench, compare, report, inspect)
+for command in COMMANDS:
     app.command(cls=_Command, help=help_text(command))(command)
 
 
@@ -124,9 +126,10 @@ def legr(
     [bold]legr demo[/] runs the whole workflow on bundled data. [bold]legr learn[/] learns once
     which filters matter; [bold]legr prune[/] then writes smaller networks for any target, offline
     and in seconds. [bold]legr finetune[/] trains them, [bold]legr evaluate[/] measures their
-    accuracy, [bold]legr bench[/] measures their latency on this machine or a remote board,
-    [bold]legr compare[/] compares LeGR with other pruning methods, [bold]legr report[/] puts all
-    results on one page, and [bold]legr inspect[/] shows which channels can be pruned.
+    accuracy, [bold]legr export[/] writes ONNX files, [bold]legr bench[/] measures latency on this
+    machine or a remote board, [bold]legr compare[/] compares LeGR with other pruning methods,
+    [bold]legr report[/] puts all results on one page, and [bold]legr inspect[/] shows which
+    channels can be pruned.
 
     Results go to stdout; progress and notes go to stderr. Exit codes: 0 on success, 1 on an error
     (reported in one line), 2 on invalid usage, 130 when interrupted with Ctrl-C.

@@ -65,8 +65,10 @@ def this_cpu() -> str:
     )
 
 
-def parse_input(text: str) -> tuple[int, ...]:
-    """`3x224x224`: channels and sides of one image."""
+def parse_input(text: str | None) -> tuple[int, ...] | None:
+    """`3x224x224`: channels and sides of one image; None stays None."""
+    if text is None:
+        return None
     if not re.fullmatch(r"\d{1,5}(x\d{1,5}){1,3}", text) or "0" in text.split("x"):
         raise SettingError(f"--input {text}: expected channels and sides such as 3x224x224")
     return tuple(int(side) for side in text.split("x"))

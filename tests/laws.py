@@ -27,7 +27,7 @@ def scores(units: Units, seed: int = 0) -> np.ndarray:
     """Importance by rows drawn at random around each layer's own scale, as a search would."""
     filters = collect_filters(units)
     rng = np.random.default_rng(seed)
-    mean = np.bincount(filters.layer, filters.norm2) / np.bincount(filters.layer)
+    mean = np.bincount(filters.layer, filters.value) / np.bincount(filters.layer)
     scale = np.exp(rng.normal(0, 0.5, len(filters.names))) / mean
     pairs = zip(identity(filters).rows, scale, strict=True)
     rows = tuple(Row(row.name, row.filters, float(alpha)) for row, alpha in pairs)

@@ -68,7 +68,7 @@ def test_level_rows_of_filters_that_are_alike(filters_alike: int, value: float) 
 def test_without_a_ranking_only_norms_count() -> None:
     filters = collect_filters(couple(nets.make("plain"), nets.INPUT))
     assert np.array_equal(
-        importance(filters, identity(filters)), filters.norm2[np.argsort(filters.unit)]
+        importance(filters, identity(filters)), filters.value[np.argsort(filters.unit)]
     )
 
 

@@ -116,7 +116,7 @@ def compare(
         training = settings_of(recipe, **lengths)
         settings = Compare(methods=check_methods(methods), targets=targets, training=training)
     given = {"candidates": candidates, "repeats": repeats, "seed": seed}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
     images = as_images(data, validation, normalize=normalize, download=download)
     network = as_network(model, input_shape or images.shape, arch)
     return compare_network(

@@ -1,7 +1,7 @@
 """The comparison loop: every method at every target with every seed, fine-tuned alike.
 
-The journal has a line for each piece (one method, target and seed). A recorded piece is not repeated;
-one that was interrupted resumes from the records of its own search, rounds or training.
+The journal has a line for each piece (one method, target and seed). A recorded piece is not
+repeated; an interrupted one resumes from the records of its own search, rounds or training.
 """
 
 import platform

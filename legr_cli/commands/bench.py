@@ -96,17 +96,15 @@ def bench(
 
       legr bench small.onnx dense.onnx --ssh me@jetson --out jetson.json
     """
-    from legr_cli.commands.bench_view import (
-        bundle_and_show,
-        measure_and_show,
-        show_measurements,
-    )
-    from legr_cli.deploy.bench import Asked
+    from legr_cli.commands.bench_view import bundle_and_show, show_measurements
+    from legr_cli.commands.invocation import command_line
+    from legr_cli.commands.progress import ProgressDisplay
+    from legr_cli.deploy.bench import Asked, bench_networks
     from legr_cli.settings import Bench, parse_input
 
     settings = Bench(threads=threads, seconds=seconds, core=core)
     chosen = tuple(dict.fromkeys(models if against is None else [against, *models]))
-    asked = Asked(chosen, arch, classes, parse_input(input_shape) if input_shape else None)
+    asked = Asked(chosen, arch, classes, parse_input(input_shape))
     _check_files(out, plot, bundle)
     if bundle is not None:
         if out or plot or ssh:
@@ -114,9 +112,13 @@ def bench(
         bundle_and_show(asked, settings, bundle)
         return
     old = any(model.endswith(".json") for model in chosen)
-    found = (
-        _read(chosen, ssh) if old else [measure_and_show(asked, settings, ssh, python, bool(plot))]
-    )
+    if old:
+        found = _read(chosen, ssh)
+    else:
+        with ProgressDisplay() as display:
+            need: dict[str, Any] = {"need_flops": plot is not None, "progress": display.report}
+            measured = bench_networks(asked, settings, ssh, python, **need)
+        found = [{**measured, "command": command_line()}]
     show_measurements(found, as_json)
     if found[0].get("stopped") and not old:
         raise KeyboardInterrupt("interrupted: only the runs so far are shown; no file was written")
@@ -165,9 +167,9 @@ def _write(found: list[dict[str, Any]], out: Path | None, plot: Path | None) -> 
             text = json.dumps(found[0], indent=1, allow_nan=False) + "\n"
             stage.file(out).write_text(text, encoding="utf-8")
         if plot is not None:
-            from legr_cli.report.charts import latency_by_flops
-            from legr_cli.report.figures import save_plot
-            from legr_cli.report.reading import bench_record
+            from legr_cli.reports.charts import latency_by_flops
+            from legr_cli.reports.figures import save_plot
+            from legr_cli.reports.reading import bench_record
 
             drawn = latency_by_flops([bench_record(data) for data in found], [])
             if not any(series.points for series in drawn.series):

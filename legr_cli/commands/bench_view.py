@@ -1,11 +1,9 @@
-"""Output of `legr bench`: progress, a table of latencies with a text plot, and notes."""
+"""Output of `legr bench`: a table of latencies with a text plot, and notes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legr_cli.commands import output
-from legr_cli.commands.invocation import command_line
-from legr_cli.commands.progress import ProgressDisplay
 from legr_cli.deploy.bench import Point, fitted_slope, points
 
 if TYPE_CHECKING:
@@ -13,30 +11,6 @@ if TYPE_CHECKING:
     from legr_cli.settings import Bench
 
 _WIDTH, _HEIGHT = 48, 12
-
-
-def measure_and_show(
-    asked: "Asked", settings: "Bench", ssh: str | None, python: str, need_flops: bool
-) -> dict[str, Any]:
-    """Measure latencies with a progress display."""
-    from legr_cli.deploy.bench import bench
-    from legr_cli.deploy.board import Board, place_for
-
-    place = place_for(ssh, python)
-    total = round(len(asked.models) * settings.seconds)
-    with ProgressDisplay(100) as display:
-
-        def prepare(text: str) -> None:
-            display.update(0, text, [f"on {place.name}"])
-
-        def advance(done: float) -> None:
-            left = max(0, round(total * (1 - done)))
-            display.update(round(done * 100), "measuring", [f"{left} s left"])
-
-        prepare("starting")
-        with Board(place, settings.threads, settings.core) as board:
-            found = bench(board, asked, settings, prepare, advance, need_flops)
-    return {**found, "command": command_line()}
 
 
 def bundle_and_show(asked: "Asked", settings: "Bench", folder: Path) -> None:

@@ -1,16 +1,13 @@
 """`legr compare`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from legr_cli.commands import options
 from legr_cli.commands.options import setting
-from legr_cli.errors import OutputError, SettingError
-
-if TYPE_CHECKING:
-    from legr_cli.data.dataset import Data
+from legr_cli.search.fitness import FITNESS
 
 _SEARCH = "Search (legr, random and legr-ddpg; amc once per target)"
 _ROUNDS, _TRIALS = "Gradual pruning (taylor, fisher)", "Trials (morphnet)"
@@ -78,7 +75,7 @@ def compare(
         str,
         setting(
             _SEARCH,
-            "finetune|bn|none",
+            "|".join(FITNESS),
             "How to adapt a candidate before measuring its accuracy: train it (finetune), "
             "re-estimate its BatchNorm statistics (bn), or not at all (none).",
             True,
@@ -179,78 +176,38 @@ def compare(
 
       legr compare dense.safetensors --data digits --methods all --repeats 3 --out versus
     """
-    from legr_cli.baselines.comparison import ComparisonRun
+    from legr_cli.baselines.compare import check_output, compare_network
     from legr_cli.baselines.methods import parse_methods
-    from legr_cli.commands.compare_view import run_and_show
+    from legr_cli.commands.compare_view import show_comparison
     from legr_cli.commands.invocation import command_line
-    from legr_cli.commands.output import amp_helps, spinner
+    from legr_cli.commands.progress import resumable
     from legr_cli.data.dataset import parse_statistics
     from legr_cli.models.network import open_network
-    from legr_cli.pruning import analyze
-    from legr_cli.search.setup import check_fitness
-    from legr_cli.settings import FITNESS, Compare, parse_align, parse_input
+    from legr_cli.settings import Compare, parse_align, parse_input
     from legr_cli.targets import parse_targets
-    from legr_cli.training.devices import choose
-    from legr_cli.training.inputs import Images, images_for
-    from legr_cli.training.measure import check_classes
+    from legr_cli.training.inputs import Images
     from legr_cli.training.recipes import settings_of
 
-    others = {"amp": amp and amp_helps(choose(device))}
-    searched = parse_targets("search-flops", search_flops) if search_flops is not None else []
-    settings = Compare(
+    searched = parse_targets("flops", search_flops, "search-flops") if search_flops else []
+    length = {} if epochs is None else {"epochs": epochs}
+    settings = options.settings_from(
+        Compare,
+        locals(),
         methods=parse_methods(methods),
         targets=tuple(parse_targets("flops", flops)),
-        training=settings_of(recipe, **others, **({} if epochs is None else {"epochs": epochs})),
+        training=settings_of(recipe, **length, amp=amp),
         align=parse_align(align),
-        min_keep=min_keep,
         search_flops=tuple(target.value for target in searched),
-        candidates=candidates,
-        sigma=sigma,
-        fitness=fitness,
-        steps=FITNESS.get(fitness, 0) if steps is None or fitness == "none" else steps,
-        lr=lr,
-        batch_size=batch_size,
-        val_images=val_images,
-        round_units=round_units,
-        round_steps=round_steps,
-        round_lr=round_lr,
-        fisher_weight=fisher_weight,
-        trials=trials,
-        trial_steps=trial_steps,
-        repeats=repeats,
-        seed=seed,
-        workers=workers,
     )
-    images = Images(data, parse_statistics(normalize) if normalize else None, download)
-    size = parse_input(input_shape) if input_shape else None
-    _check_out(out, resume, force)
-    with spinner("loading the network") as update:
-        network = open_network(checkpoint, arch, classes, size)
-        network.model.float()  # images are float32
-        analysis = analyze(network)
-        check_fitness(analysis, fitness)
-        update("loading the images")
-        first = images_for(network, images, seed)
-        check_classes(network.model, first)
-
-    def open_images(number: int) -> "Data":
-        return images_for(network, images, number)
-
-    run = ComparisonRun(
-        analysis, open_images, settings, device, out, command_line(), lambda *_: None
-    )
-    run_and_show(run, first, resume, force, as_json)
-
-
-def _check_out(out: Path, resume: bool, force: bool) -> None:
-    """Check --out before any work is done."""
-    from legr_cli.files import check_folder
-
-    if resume and force:
-        raise SettingError("--resume and --force cannot be combined")
-    check_folder(out, "compare.jsonl")
-    if (out / "compare.jsonl").exists() and not (resume or force):
-        raise OutputError(
-            f"{out} already contains a comparison: pass --resume to resume it, --force to "
-            "overwrite it, or choose another --out"
-        )
+    images = Images(data, parse_statistics(normalize), download)
+    check_output(out, resume, force)
+    with resumable() as display:
+        network = open_network(checkpoint, arch, classes, parse_input(input_shape))
+        kept: dict[str, Any] = {
+            "resume": resume,
+            "force": force,
+            "device": device,
+            "command": command_line(),
+        }
+        found = compare_network(network, images, settings, out, **kept, progress=display.report)
+    show_comparison(found, as_json)

@@ -20,15 +20,15 @@ ARCH, BUDGETS, METHODS = "small_cifar", range(20, 90, 10), ("legr", "uniform")
 
 @dataclass(frozen=True)
 class Stage:
-    """A step of the demo: what it is about, and the commands that do it."""
+    """A step of the demo, and the commands that do it."""
 
     title: str
     commands: list[list[str]]
-    shown: str = ""  # how one would type it, where that is shorter
+    shown: str = ""  # a shorter way to type it
 
 
 def stages(out: Path) -> list[Stage]:
-    """The whole story, as commands that a user could type."""
+    """The whole workflow, as commands that a user could type."""
     dense, ranking, page = out / "dense.safetensors", out / "ranking.json", out / "report.html"
     made = [(method, budget) for method in METHODS for budget in BUDGETS]
     tuned = [str(out / "tuned" / f"{method}-{budget}.safetensors") for method, budget in made]
@@ -41,20 +41,23 @@ def stages(out: Path) -> list[Stage]:
     return [
         Stage("Train a small network on handwritten digits", [[*train.split(), str(dense)]]),
         Stage(
-            "Learn which filters matter: a ranking, once",
+            "Learn which filters matter, once",
             [["learn", str(dense), *learn.split(), "--resume", "--out", str(ranking)]],
         ),
-        Stage("Prune to seven budgets by it", [[*prune, str(ranking), "--out", str(out / "legr")]]),
         Stage(
-            "Prune uniformly to the same budgets, to compare",
+            "Prune to seven targets by this ranking",
+            [[*prune, str(ranking), "--out", str(out / "legr")]],
+        ),
+        Stage(
+            "Prune uniformly to the same targets, for comparison",
             [[*prune, "uniform", "--out", str(out / "uniform")]],
         ),
         Stage(
-            "Fine-tune all fourteen",
+            "Fine-tune all fourteen networks",
             [["finetune", a, *tune.split(), b] for a, b in zip(pruned, tuned, strict=True)],
         ),
         Stage(
-            "Measure how fast they are",
+            "Measure their latency",
             [["bench", *tuned, *timing]],
             f"legr bench {shlex.quote(str(out))}/tuned/*.safetensors {shlex.join(timing)}",
         ),
@@ -66,16 +69,17 @@ def stages(out: Path) -> list[Stage]:
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where everything goes; a new folder.")
-    ] = Path("legr-demo"),
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write everything to.")] = Path(
+        "legr-demo"
+    ),
     as_json: options.Json = False,
 ) -> None:
-    """See the whole of legr on data inside the package: a few minutes, no download.
+    """Run the whole workflow on bundled data: a few minutes, nothing to download.
 
-    Trains a small network on handwritten digits, learns a ranking, prunes to seven budgets,
+    Trains a small network on handwritten digits, learns a ranking, prunes to seven targets,
     fine-tunes, measures, compares with uniform pruning, and writes a report. Each step is a legr
-    command, and is shown. Stopped and started again, it goes on where it was.
+    command, which is shown. If interrupted, run it again to continue.
 
     Examples:
 
@@ -85,64 +89,65 @@ def demo(
     """
     import torch
 
-    from legr_cli.commands.progress import Pace, ProgressDisplay
+    from legr_cli.commands.progress import ProgressDisplay
+    from legr_cli.progress import Progress
 
     _make(out)
-    torch.set_num_threads(1)  # so small a network is slower on several
+    torch.set_num_threads(1)  # a network this small is slower on several
     plan = stages(out)
-    total, done, pace = sum(len(stage.commands) for stage in plan), 0, Pace()
+    total, done = sum(len(stage.commands) for stage in plan), 0
     with (
-        ProgressDisplay(total, file=sys.stderr) as display,
+        ProgressDisplay(sys.stderr) as display,
         (out / "demo.log").open("a", encoding="utf-8") as log,
     ):
         for number, stage in enumerate(plan, 1):
             display.log(f"{number}/{len(plan)} {stage.title}", "bold")
-            _teach(display, stage)
+            _show_command(display, stage)
             for words in stage.commands:
-                display.update(done, stage.title, pace.remaining(done, total))
-                _run(words, log, out)
+                display.report(Progress(done, total, stage.title))
+                _run(context.find_root().command, words, log, out)
                 done += 1
     _show(out, as_json)
 
 
 def _make(out: Path) -> None:
-    """The folders; a file in their place is an error."""
+    """Make the folders; a file in their place is an error."""
     from legr_cli.files import check_folder
 
     check_folder(out, "demo.log")
     (out / "tuned").mkdir(parents=True, exist_ok=True)
 
 
-def _teach(display: "ProgressDisplay", stage: Stage) -> None:
-    """The command that does it, and how many more like it there are."""
+def _show_command(display: "ProgressDisplay", stage: Stage) -> None:
+    """Print the command of a stage, and how many more like it there are."""
     first, *more = stage.commands
     whole = shlex.join(["legr", *(word for word in first if word != "--resume")])
     shown = stage.shown or whole
     display.log(f"  {shown}" + (f"   … and {len(more)} more" if more else ""))
 
 
-def _run(words: list[str], log: Any, out: Path) -> None:
-    """Run a command of legr's in this process; what it prints goes to the log."""
-    from legr_cli.cli import app
-
+def _run(legr: Any, words: list[str], log: Any, out: Path) -> None:
+    """Run a legr command in this process; what it prints goes to the log."""
     log.write(f"\n$ {shlex.join(['legr', *words])}\n")
     log.flush()
     if words[0] == "bench" and Path(words[-1]).exists():
         return
     with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-        code = app(words, prog_name="legr", standalone_mode=False)
+        code = legr.main(words, prog_name="legr", standalone_mode=False)
     if code == 130:
-        raise KeyboardInterrupt(f"stopped; go on with: legr demo --out {shlex.quote(str(out))}")
+        raise KeyboardInterrupt(
+            f"interrupted; continue with: legr demo --out {shlex.quote(str(out))}"
+        )
     if code:
         log.flush()
         *_, last = (out / "demo.log").read_text(encoding="utf-8").strip().splitlines()
-        raise LegrError(f"a step failed ({last.removeprefix('legr: ')}); {out}/demo.log has it all")
+        raise LegrError(f"a step failed ({last.removeprefix('legr: ')}); see {out}/demo.log")
 
 
 def _show(out: Path, as_json: bool) -> None:
-    """What each network reached, by budget, and where the page is."""
+    """Print accuracy and latency of each network, and the name of the report."""
     from legr_cli.commands import output
-    from legr_cli.report.collect import collect
+    from legr_cli.reports.collect import collect
 
     nets = collect([out]).networks
     page = str(out / "report.html")
@@ -161,7 +166,7 @@ def _show(out: Path, as_json: bool) -> None:
         output.print_json({"report": page, "networks": rows})
         return
     columns = ("network", "FLOPs", "of dense", "test accuracy", "ms", "of dense ")
-    table = output.table("What came out", *columns, left=("network",))
+    table = output.table("Results", *columns, left=("network",))
     for net in nets:
         latency = net.latencies[0] if net.latencies else None
         table.add_row(

@@ -1,14 +1,14 @@
 """`legr evaluate`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from legr_cli.commands import options
-from legr_cli.errors import SettingError
 
 if TYPE_CHECKING:
-    from legr_cli.data.dataset import Data
     from legr_cli.models.network import Network
 
 
@@ -77,64 +77,29 @@ def evaluate(
     from legr_cli.commands.evaluate_view import show_scores
     from legr_cli.commands.output import spinner
     from legr_cli.data.dataset import parse_statistics
-    from legr_cli.models.network import open_network
+    from legr_cli.models.network import in_single_precision, open_network
     from legr_cli.settings import parse_input
-    from legr_cli.training.measure import measure
+    from legr_cli.training.evaluate import evaluate_each
+    from legr_cli.training.inputs import Images
 
-    if split not in ("test", "val"):
-        raise SettingError(f"--split must be test or val, got {split}")
-    statistics = parse_statistics(normalize) if normalize else None
-    size = parse_input(input_shape) if input_shape else None
-    datasets = _Datasets(data, seed, statistics, download)
-    rows: list[dict[str, Any]] = []
+    images = Images(data, parse_statistics(normalize), download)
+    size = parse_input(input_shape)
     with spinner("loading") as update:
-        for number, name in enumerate(models, 1):
-            update(f"evaluating {name} ({number} of {len(models)})")
-            network = open_network(name, arch, classes, size)
-            network.model.float()  # images are float32
-            score = measure(
-                network,
-                datasets.open(network),
-                split=split,
-                recalibrated=recalibrate,
-                seed=seed,
-                batch_size=batch_size,
-                device=device,
-            )
-            rows.append({"file": name, **score})
-    notes = datasets.notes()
-    if recalibrate:
-        notes.append("BatchNorm statistics were re-estimated, for dense networks as well")
-    show_scores(rows, data, split, notes, as_json)
 
+        def opened() -> Iterator["Network"]:
+            for number, name in enumerate(models, 1):
+                update(f"evaluating {name} ({number} of {len(models)})")
+                network = open_network(name, arch, classes, size)
+                yield replace(network, model=in_single_precision(network.model))
 
-class _Datasets:
-    """The dataset as each network needs it, read once for all that preprocess it alike."""
-
-    def __init__(self, spec: str, seed: int, statistics: Any, download: bool) -> None:
-        self.spec, self.seed, self.download = spec, seed, download
-        self.statistics = statistics  # None: those the network's file records
-        self.opened: dict[str, Data] = {}
-
-    def open(self, network: "Network") -> "Data":
-        """The dataset at the network's input size and normalization."""
-        from legr_cli.data.dataset import open_data
-
-        statistics = self.statistics or network.notes.get("statistics")
-        key = repr((network.input_shape, statistics))
-        if key not in self.opened:
-            self.opened[key] = open_data(
-                self.spec,
-                network.input_shape,
-                seed=self.seed,
-                statistics=statistics,
-                download=self.download,
-            )
-        return self.opened[key]
-
-    def notes(self) -> list[str]:
-        """How the images were preprocessed, and likely mistakes, each once."""
-        from legr_cli.data.dataset import doubts
-
-        lines = [[f"preprocessed as {data.feed}", *doubts(data)] for data in self.opened.values()]
-        return list(dict.fromkeys(line for group in lines for line in group))
+        found = evaluate_each(
+            opened(),
+            images,
+            split=split,
+            recalibrated=recalibrate,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+        )
+        scores = list(zip(models, found, strict=True))
+    show_scores(scores, data, split, recalibrate, as_json)

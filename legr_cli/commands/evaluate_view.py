@@ -1,36 +1,48 @@
 """Output of `legr evaluate`: a table of scores, or JSON."""
 
-from typing import Any
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 from legr_cli.commands import output
 from legr_cli.version import __version__
 
+if TYPE_CHECKING:
+    from legr_cli.training.evaluate import Evaluation
 
-def show_scores(
-    rows: list[dict[str, Any]], data: str, split: str, notes: list[str], as_json: bool
-) -> None:
+    Scores = list[tuple[str, Evaluation]]  # by file
+
+
+def show_scores(scores: "Scores", data: str, split: str, recalibrated: bool, as_json: bool) -> None:
     """Print the scores to stdout, as a table or JSON; notes go to stderr."""
+    notes = list(dict.fromkeys(note for _, score in scores for note in score.notes))
+    if recalibrated:
+        notes.append("BatchNorm statistics were re-estimated, for dense networks as well")
     if as_json:
         about = {"legr": __version__, "data": data, "split": split, "notes": notes}
-        output.print_json({**about, "scores": rows})
+        output.print_json({**about, "scores": [_as_json(*score) for score in scores]})
         return
-    output.print_table(output.console(stderr=False), _table(rows, data, split))
+    output.print_table(output.console(stderr=False), _table(scores, data, split))
     output.print_notes(*notes)
 
 
-def _table(rows: list[dict[str, Any]], data: str, split: str) -> Any:
+def _as_json(file: str, score: "Evaluation") -> dict[str, Any]:
+    """A row as JSON data."""
+    return {"file": file, **{k: v for k, v in dataclasses.asdict(score).items() if k != "notes"}}
+
+
+def _table(scores: "Scores", data: str, split: str) -> Any:
     """One row per network; top-5 accuracy only where it means something."""
-    top5 = all(row["classes"] > 5 for row in rows)
+    top5 = all(score.classes > 5 for _, score in scores)
     columns = ("network", "accuracy", *["top 5"] * top5, "loss", "FLOPs", "of dense")
-    title = f"{rows[0]['images']} {split} images of {data}"
+    title = f"{scores[0][1].images} {split} images of {data}"
     table = output.table(title, *columns, left=columns[:1])
-    for row in rows:
+    for file, score in scores:
         table.add_row(
-            row["file"],
-            f"{row['accuracy']:.2%}",
-            *[f"{row['top5']:.2%}"] * top5,
-            "" if row["loss"] is None else f"{row['loss']:.4f}",
-            output.format_count(row["flops"]),
-            f"{row['flops_share']:.1%}",
+            file,
+            f"{score.accuracy:.2%}",
+            *[f"{score.top5 or 0:.2%}"] * top5,
+            "" if score.loss is None else f"{score.loss:.4f}",
+            output.format_count(score.flops),
+            f"{score.flops_share:.1%}",
         )
     return table

@@ -1,14 +1,16 @@
 """`legr finetune`."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from legr_cli.commands import options
 from legr_cli.commands.options import setting
 from legr_cli.errors import SettingError
+
+if TYPE_CHECKING:
+    from legr_cli.settings import Training
 
 _RECIPE, _TEACHER, _EXTRAS = "Recipe", "Knowledge distillation", "Regularization and extras"
 
@@ -53,7 +55,7 @@ def finetune(
             "quick; cifar-train from scratch",
         ),
     ] = None,
-    show_recipes: Annotated[  # noqa: ARG001
+    show_recipes: Annotated[
         bool,
         typer.Option(
             "--recipes",
@@ -240,70 +242,65 @@ def finetune(
 
       legr finetune --arch resnet56 --recipe cifar-train --data cifar10:DIR --out dense.safetensors
     """
-    from legr_cli.commands.finetune_view import recalibrate_and_show, train_and_show
-    from legr_cli.commands.output import amp_helps, console
+    from legr_cli.commands.finetune_view import show_trained
+    from legr_cli.commands.invocation import command_line
+    from legr_cli.commands.progress import resumable
     from legr_cli.data.dataset import parse_statistics
-    from legr_cli.settings import parse_drops, parse_input
-    from legr_cli.training.inputs import Images, Start, open_both, open_teacher
-    from legr_cli.training.process_group import process_group
-    from legr_cli.training.recipes import settings_of
+    from legr_cli.settings import parse_input
+    from legr_cli.training.finetune import finetune_network
+    from legr_cli.training.inputs import Images, Start
     from legr_cli.training.resume import Files
-    from legr_cli.training.setup import TrainingSetup
 
-    overrides = {
-        "epochs": epochs,
-        "lr": lr,
-        "schedule": schedule,
-        "drops": None if drops is None else parse_drops(drops),
-        "drop_by": drop_by,
-        "warmup": warmup,
-        "momentum": momentum,
-        "nesterov": nesterov,
-        "weight_decay": weight_decay,
-        "batch_size": batch_size,
-        "patience": patience,
-        "teacher_weight": teacher_weight,
-        "temperature": temperature,
-        "label_smoothing": label_smoothing,
-        "clip": clip,
-        "ema": ema,
-    }
-    given = {name: value for name, value in overrides.items() if value is not None}
+    given = locals()
     if bn_recalibrate:
-        others = {"recipe": recipe, "teacher": teacher, "amp": amp or None}
-        others |= {"all_images": all_images or None}
-        others |= {"resume": resume or None, "compile": compiled or None}
-        _check_recalibrate(checkpoint, {**given, **others})
-    if teacher is None:
-        _check_no_teacher(given, teacher_arch)
-    if checkpoint is None and arch is None:
+        _check_recalibrate(checkpoint, given)
+    settings = _settings(given)
+    start = Start(checkpoint, arch, classes, parse_input(input_shape), new_head)
+    images = Images(data, parse_statistics(normalize), download, hold_out=not all_images)
+    with resumable() as display:
+        result = finetune_network(
+            start,
+            images,
+            settings,
+            Files(out, resume, force),
+            teacher=None if teacher is None else (teacher, teacher_arch),
+            device=device,
+            compiled=compiled,
+            loaders=loaders,
+            recalibrate_only=bn_recalibrate,
+            command=command_line(),
+            progress=display.report,
+        )
+    if result is not None:
+        show_trained(result, data, out, as_json)
+
+
+_OVERRIDES = (
+    *("epochs", "lr", "schedule", "drops", "drop_by", "warmup", "momentum", "nesterov"),
+    *("weight_decay", "batch_size", "patience", "teacher_weight", "temperature"),
+    *("label_smoothing", "clip", "ema"),
+)
+
+
+def _settings(given: dict[str, Any]) -> "Training":
+    """The recipe's settings with what the options override."""
+    from legr_cli.settings import parse_drops
+    from legr_cli.training.recipes import settings_of
+
+    if given["teacher"] is None:
+        _check_no_teacher(given)
+    if given["checkpoint"] is None and given["arch"] is None:
         raise SettingError("pass a CHECKPOINT, or --arch to train from scratch")
-    default_recipe = "cifar-train" if checkpoint is None else "quick"
-    settings = settings_of(recipe or default_recipe, **given, amp=amp, seed=seed)
-    if all_images and settings.patience:
+    overrides = {name: given[name] for name in _OVERRIDES if given[name] is not None}
+    if "drops" in overrides:
+        overrides["drops"] = parse_drops(overrides["drops"])
+    recipe = given["recipe"] or ("cifar-train" if given["checkpoint"] is None else "quick")
+    settings = settings_of(recipe, **overrides, amp=given["amp"], seed=given["seed"])
+    if given["all_images"] and settings.patience:
         raise SettingError(
             "--all-images leaves no validation images for early stopping: pass --patience 0"
         )
-    shape = parse_input(input_shape) if input_shape else None
-    start = Start(checkpoint, arch, classes, shape, new_head)
-    statistics = parse_statistics(normalize) if normalize else None
-    images = Images(data, statistics, download, hold_out=not all_images)
-    files = Files(out, resume, force)
-    with process_group(device) as group:
-        if group.is_leader:
-            files.check()
-        settings = replace(settings, amp=amp and amp_helps(group.device, quiet=not group.is_leader))
-        with console(quiet=not group.is_leader).status("loading the network and the images"):
-            network, found = open_both(start, images, seed, group)
-            teacher_network = None
-            if teacher is not None:
-                teacher_network = open_teacher(teacher, teacher_arch, network, found)
-        setup = TrainingSetup(network, found, settings, group, teacher_network)
-        run = setup.run(compiled, loaders)
-        if bn_recalibrate:
-            recalibrate_and_show(setup, run, files, as_json)
-        else:
-            train_and_show(setup, run, files, as_json)
+    return settings
 
 
 def _check_recalibrate(checkpoint: str | None, given: dict[str, Any]) -> None:
@@ -312,16 +309,17 @@ def _check_recalibrate(checkpoint: str | None, given: dict[str, Any]) -> None:
 
     if checkpoint is None:
         raise SettingError("--bn-recalibrate requires a CHECKPOINT")
-    for name, value in given.items():
-        if value is not None:
-            raise SettingError(f"--bn-recalibrate does not train: remove {option(name)}")
+    names = (*_OVERRIDES, "recipe", "teacher", "amp", "all_images", "resume", "compiled")
+    for name in names:
+        if given[name] is not None and given[name] is not False:
+            shown = "--compile" if name == "compiled" else option(name)
+            raise SettingError(f"--bn-recalibrate does not train: remove {shown}")
 
 
-def _check_no_teacher(given: dict[str, Any], teacher_arch: str | None) -> None:
+def _check_no_teacher(given: dict[str, Any]) -> None:
     """Reject options about a teacher where there is none."""
     from legr_cli.settings import option
 
-    options_given = {**given, "teacher_arch": teacher_arch}
     for name in ("teacher_arch", "teacher_weight", "temperature"):
-        if options_given.get(name) is not None:
+        if given[name] is not None:
             raise SettingError(f"{option(name)} requires --teacher")

@@ -41,13 +41,13 @@ def inspect(
 
       legr inspect weights.pth --arch mynets.drone:build --input 3x96x96 --json
     """
-    from legr_cli.commands.inspect_view import show_analysis
+    from legr_cli.commands.inspect_view import show_summary
     from legr_cli.commands.output import spinner
     from legr_cli.models.network import open_network
-    from legr_cli.pruning import analyze
+    from legr_cli.pruning import analyze, summarize
     from legr_cli.settings import parse_input
 
-    size = parse_input(input_shape) if input_shape else None
     with spinner("grouping channels into units"):
-        analysis = analyze(open_network(checkpoint, arch, classes, size))
-    show_analysis(analysis, as_json)
+        network = open_network(checkpoint, arch, classes, parse_input(input_shape))
+        summary = summarize(analyze(network))
+    show_summary(summary, as_json)

@@ -1,19 +1,14 @@
 """`legr learn`."""
 
-import contextlib
 import shlex
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from legr_cli.commands import options
+from legr_cli.search.fitness import FITNESS
 
-if TYPE_CHECKING:
-    from legr_cli.search.setup import SearchSetup
-
-Header = dict[str, Any] | None  # of the history to resume, if any
 _SEARCH, _FITNESS = "Search", "Candidate fitness"
 
 
@@ -107,7 +102,7 @@ def learn(
     fitness: Annotated[
         str,
         typer.Option(
-            metavar="finetune|bn|none",
+            metavar="|".join(FITNESS),
             rich_help_panel=_FITNESS,
             help="How to adapt a candidate before measuring its accuracy: train it for --steps "
             "(finetune), only re-estimate its BatchNorm statistics at a fraction of the cost (bn), "
@@ -184,85 +179,45 @@ def learn(
 
       legr learn drone.pth --arch drone:build --input 3x96x96 --data folder:DIR --out drone.json
     """
-    from legr_cli.commands.learn_view import run_and_show
-    from legr_cli.commands.output import amp_helps, console
+    from legr_cli.commands.invocation import command_line
+    from legr_cli.commands.learn_view import show_learned
+    from legr_cli.commands.progress import resumable
     from legr_cli.data.dataset import parse_statistics
     from legr_cli.models.network import open_network
-    from legr_cli.pruning import analyze
-    from legr_cli.search.setup import SearchSetup, check_reach
-    from legr_cli.search.workers import connected
-    from legr_cli.settings import FITNESS, Search, parse_align, parse_input
+    from legr_cli.search.learn import learn_network
+    from legr_cli.settings import Search, parse_align, parse_input
     from legr_cli.targets import parse_targets
-    from legr_cli.training.devices import choose
-    from legr_cli.training.inputs import Images, images_for
-    from legr_cli.training.measure import check_classes
+    from legr_cli.training.inputs import Images
 
-    settings = Search(
+    settings = options.settings_from(
+        Search,
+        locals(),
         flops=tuple(target.value for target in parse_targets("flops", flops)),
-        candidates=candidates,
-        population=population,
-        sample=sample,
-        mutate=mutate,
-        sigma=sigma,
-        sigma_end=sigma_end,
-        start=start,
-        fitness=fitness,
-        steps=FITNESS.get(fitness, 0) if steps is None or fitness == "none" else steps,
-        batch_size=batch_size,
-        lr=lr,
-        amp=amp and fitness == "finetune" and (cluster is not None or amp_helps(choose(device))),
-        val_images=val_images,
-        min_keep=min_keep,
         align=parse_align(align),
-        seed=seed,
         workers=1 if workers is None else workers,
     )
-    images = Images(data, parse_statistics(normalize) if normalize else None, download)
-    size = parse_input(input_shape) if input_shape else None
-    previous = _check_out(out, resume, force)
-    with contextlib.ExitStack() as stack:
-        status = stack.enter_context(console().status("loading the network"))
-        client = None if cluster is None else stack.enter_context(connected(cluster))
-        if client is not None and workers is None:
-            settings = replace(settings, workers=_cluster_size(client, previous))
-        analysis = analyze(open_network(checkpoint, arch, classes, size))
-        check_reach(analysis, settings)
-        analysis.network.model.float()  # images are float32
-        status.update("loading the images")
-        found = images_for(analysis.network, images, seed)
-        check_classes(analysis.network.model, found)
-        setup = SearchSetup(analysis, found, settings, device)
-        status.update("measuring the dense network")
-        header = {**setup.header(), "dense": _dense(setup, previous, client is not None)}
-        status.stop()
-        network_options = {"--arch": arch, "--classes": classes, "--input": input_shape}
-        words = ["legr", "prune", checkpoint]
-        words += [str(x) for pair in network_options.items() if pair[1] for x in pair]
-        words += ["--ranking", str(out), "--flops", "0.2:0.8:0.1", "--out", "nets"]
-        run_and_show(setup, header, out, resume, force, client, shlex.join(words), as_json)
+    images = Images(data, parse_statistics(normalize), download)
+    with resumable() as display:
+        result = learn_network(
+            lambda: open_network(checkpoint, arch, classes, parse_input(input_shape)),
+            images,
+            settings,
+            out,
+            resume=resume,
+            force=force,
+            device=device,
+            cluster=cluster,
+            all_workers=workers is None,
+            command=command_line(),
+            progress=display.report,
+        )
+    words = {"--arch": arch, "--classes": classes, "--input": input_shape, "--ranking": out}
+    show_learned(result, out, _prune_command(checkpoint, words), as_json)
 
 
-def _check_out(out: Path, resume: bool, force: bool) -> Header:
-    """Check --out before any work is done; returns the header of the history to resume."""
-    from legr_cli.files import check_out
-    from legr_cli.journal import read_header
-    from legr_cli.search.history import HISTORY, history_of
-
-    history = history_of(out)
-    beside = {"a ranking": out, "the history of a search": history}
-    check_out(out, ".json", beside, resume, force)
-    return read_header(history, HISTORY) if resume else None
-
-
-def _cluster_size(client: Any, previous: Header) -> int:
-    """Number of workers in a cluster; a resumed search keeps the number it started with."""
-    if previous is not None:
-        return int(previous["settings"]["workers"])
-    return max(1, sum(client.nthreads().values()))
-
-
-def _dense(setup: "SearchSetup", previous: Header, remote: bool) -> dict[str, Any]:
-    """Score of the dense network; a resumed search reads it from the history."""
-    if previous is not None and "dense" in previous:
-        return dict(previous["dense"])
-    return setup.dense(remote).line()
+def _prune_command(checkpoint: str, words: dict[str, Any]) -> str:
+    """What to type next."""
+    given = [str(word) for pair in words.items() if pair[1] for word in pair]
+    return shlex.join(
+        ["legr", "prune", checkpoint, *given, "--flops", "0.2:0.8:0.1", "--out", "nets"]
+    )

@@ -1,7 +1,8 @@
 """Arguments and options that several commands share."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from dataclasses import fields
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -9,11 +10,19 @@ from legr_cli.errors import SettingError
 
 NETWORK, IMAGES, PRUNING, HARDWARE = "Network", "Images", "Pruning", "Hardware"
 BOARD = "Remote board"
+Settings = TypeVar("Settings")
 
 
 def setting(panel: str, metavar: str, text: str, default: str | bool = False) -> Any:
     """An option that overrides one setting of many; `default`: whether or how to show it."""
     return typer.Option(metavar=metavar, help=text, show_default=default, rich_help_panel=panel)
+
+
+def settings_from(kind: type[Settings], given: dict[str, Any], **parsed: Any) -> Settings:
+    """Settings from options of the same names, with `parsed` in place of what was text."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    values = {name: given[name] for name in names if name in given}
+    return kind(**{**values, **parsed})
 
 
 def within(name: str, least: int, most: int) -> Callable[[int | None], int | None]:

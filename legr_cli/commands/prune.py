@@ -1,21 +1,12 @@
 """`legr prune`."""
 
-import contextlib
-import re
-import time
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from legr_cli.commands import options
-from legr_cli.commands.invocation import command_line
-from legr_cli.errors import OutputError, SettingError
-
-if TYPE_CHECKING:
-    from legr_cli.files import Staged
-    from legr_cli.pruning import Pruned
+from legr_cli.errors import SettingError
 
 _TARGET = "Target"
 
@@ -107,110 +98,34 @@ def prune(
 
       legr prune torchvision:mobilenet_v2 --latency 0.5 --out fast.safetensors
     """
-    from legr_cli.commands.output import spinner
+    from legr_cli.commands.invocation import command_line
+    from legr_cli.commands.progress import ProgressDisplay
     from legr_cli.commands.prune_view import show_pruned
-    from legr_cli.deploy.board import Board, place_for
-    from legr_cli.files import staged
+    from legr_cli.deploy.prune_files import check_out, prune_files
     from legr_cli.models.network import open_network
-    from legr_cli.pruning import analyze, apply_plans, plans, resolve_ranking
-    from legr_cli.settings import Prune, parse_align, parse_input
+    from legr_cli.settings import parse_input
     from legr_cli.targets import parse_targets
 
-    wanted = (("flops", flops), ("params", params), ("latency", latency))
+    given = (("flops", flops), ("params", params), ("latency", latency))
     targets = [
-        t for what, texts in wanted for text in texts or [] for t in parse_targets(what, text)
+        t for what, texts in given for text in texts or [] for t in parse_targets(what, text)
     ]
-    timed = any(target.timed for target in targets)
-    size = parse_input(input_shape) if input_shape else None
-    if ssh is not None and not timed:
-        raise SettingError("--ssh requires a --latency target")
     if batch is not None and not onnx:
         raise SettingError("--batch requires --onnx")
-    _check_out(out, checkpoint, len(targets))
-    with contextlib.ExitStack() as stack:
-        update = stack.enter_context(spinner("starting"))
-        board = stack.enter_context(Board(place_for(ssh, python))) if timed else None
-        cpu = None if board is None else board.device["kernels"]
-        settings = Prune(targets=tuple(targets), align=parse_align(align, cpu), min_keep=min_keep)
-        update("loading the network")
-        network = open_network(checkpoint, arch, classes, size)
-        update("grouping channels into units")
-        analysis = analyze(network)
-        learned = resolve_ranking(analysis, ranking)
-        clock = None
-        if board is not None:
-            from legr_cli.deploy.plan_timer import PlanTimer
-
-            update("timing plans")
-            clock = PlanTimer(board, analysis, update)
-        decided = plans(analysis, learned, settings, clock)
-        rows, start = [], time.perf_counter()
-        update(f"pruning {len(decided)} networks")
-        with staged() as files:
-            for pruned in apply_plans(analysis, learned, settings, decided, clock):
-                rows.append(_write(files, pruned, _path(files, out, pruned), onnx, batch))
-                rows[-1]["seconds"] = round(time.perf_counter() - start, 3)
-                start = time.perf_counter()
-                update(f"{len(rows)} of {len(decided)} networks pruned")
-                del pruned  # frees its memory for the next one
-    show_pruned(analysis, settings, learned, rows, as_json)
-
-
-def _check_out(out: Path, checkpoint: str, targets: int) -> None:
-    """Check --out before any work is done."""
-    from legr_cli.files import require_folder
-
-    try:
-        out.exists()
-    except OSError as error:
-        raise OutputError(f"--out {str(out)[:40]}…: {error.strerror}") from error
-    if out.suffix == ".safetensors" and not out.is_dir():
-        if targets > 1:
-            raise OutputError(
-                f"--out {out} is a single file, but there are {targets} targets: name a folder"
-            )
-        if out.exists() and Path(checkpoint).exists() and out.samefile(checkpoint):
-            raise OutputError(f"--out {out} would overwrite CHECKPOINT: choose another name")
-    elif out.exists() and not out.is_dir():
-        raise OutputError(f"--out {out} is a file, not a folder: name a .safetensors file")
-    elif targets == 1 and not out.is_dir():
-        raise OutputError(f"--out {out}: name a .safetensors file or an existing folder")
-    require_folder(out)
-
-
-def _path(files: "Staged", out: Path, pruned: "Pruned") -> Path:
-    """`--out` itself, or a file in that folder."""
-    if out.suffix == ".safetensors" and not out.is_dir():
-        return out
-    files.folder(out)
-    name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", str(pruned.network.arch))
-    return out / f"{name}-{pruned.target.label}.safetensors"
-
-
-def _write(
-    files: "Staged", pruned: "Pruned", path: Path, onnx: bool, batch: int | None
-) -> dict[str, Any]:
-    """Save one network; returns its row of the results."""
-    from legr_cli.deploy.export import OPSET, export
-    from legr_cli.models.card import with_command
-    from legr_cli.models.network import write_network
-
-    temporary = files.file(path)
-    network = replace(pruned.network, notes=with_command(pruned.network.notes, command_line()))
-    write_network(network, temporary)
-    row = {
-        "file": str(path),
-        "target": {pruned.target.what: pruned.target.value},
-        "flops": pruned.flops,
-        "params": pruned.params,
-        "bytes": temporary.stat().st_size,
-        "difference": pruned.difference,
-        "layers": {name: list(width) for name, width in pruned.widths.items()},
-    }
-    if pruned.timing is not None:
-        row["latency"] = asdict(pruned.timing)
-    if onnx:
-        graph = path.with_suffix(".onnx")
-        difference = export(pruned.network, files.file(graph), batch)
-        row["onnx"] = {"file": str(graph), "difference": difference, "opset": OPSET}
-    return row
+    check_out(out, checkpoint, len(targets))
+    with ProgressDisplay() as display:
+        result = prune_files(
+            open_network(checkpoint, arch, classes, parse_input(input_shape)),
+            tuple(targets),
+            out,
+            ranking=ranking,
+            align=align,
+            min_keep=min_keep,
+            onnx=onnx,
+            batch=batch,
+            ssh=ssh,
+            python=python,
+            command=command_line(),
+            progress=display.report,
+        )
+    show_pruned(result, as_json)

@@ -1,129 +1,166 @@
-"""Pruned networks as people see them: a table, notes and files, or JSON."""
+"""Output of `legr prune`: a table of networks with notes, or JSON."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from legr_cli.commands import output
 from legr_cli.version import __version__
 
 if TYPE_CHECKING:
+    from legr_cli.deploy.prune_files import PrunedFile, PrunedFiles
     from legr_cli.pruning import Analysis
-    from legr_cli.ranking import Ranking
     from legr_cli.settings import Prune
 
 
-def show_pruned(
-    analysis: "Analysis",
-    settings: "Prune",
-    ranking: "Ranking",
-    rows: list[dict[str, Any]],
-    as_json: bool,
-) -> None:
-    """The table on stderr and the files on stdout, or everything as JSON."""
-    for row in rows:
-        row["flops_share"] = row["flops"] / analysis.flops
-        row["params_share"] = row["params"] / analysis.params
-    notes = _notes(analysis, settings, ranking, rows)
+def show_pruned(result: "PrunedFiles", as_json: bool) -> None:
+    """Print a table and notes to stderr and the files to stdout, or everything as JSON."""
+    notes = _notes(result)
     if as_json:
-        whole = {
-            "arch": str(analysis.network.arch),
-            "input": list(analysis.network.input_shape),
-            "flops": analysis.flops,
-            "params": analysis.params,
-            "sha256": analysis.sha256,
-        }
-        output.print_json(
-            {
-                "legr": __version__,
-                "dense": whole,
-                "align": str(settings.align),
-                "notes": notes,
-                "pruned": rows,
-            }
-        )
+        output.print_json(_as_json(result, notes))
         return
-    size = "x".join(map(str, analysis.network.input_shape))
-    flops, params = output.format_count(analysis.flops), output.format_count(analysis.params)
-    dense = f"{flops}FLOPs, {params} parameters"
-    screen = output.console()
-    timed = any("latency" in row for row in rows)
+    output.print_table(output.console(), _table(result))
+    output.print_notes(*notes)
+    for written in result.files:
+        output.print_result(written.file)
+        if written.onnx is not None:
+            output.print_result(written.onnx.file)
+
+
+def _shares(result: "PrunedFiles", written: "PrunedFile") -> dict[str, float]:
+    """Shares of the dense network's FLOPs and parameters."""
+    dense, pruned = result.analysis, written.pruned
+    return {"flops": pruned.flops / dense.flops, "params": pruned.params / dense.params}
+
+
+def _as_json(result: "PrunedFiles", notes: list[str]) -> dict[str, Any]:
+    """The result as JSON data."""
+    analysis = result.analysis
+    dense = {
+        "arch": str(analysis.network.arch),
+        "input": list(analysis.network.input_shape),
+        "flops": analysis.flops,
+        "params": analysis.params,
+        "sha256": analysis.sha256,
+    }
+    rows = [_row(result, written) for written in result.files]
+    return {
+        "legr": __version__,
+        "dense": dense,
+        "align": result.settings.align.name,
+        "notes": notes,
+        "pruned": rows,
+    }
+
+
+def _row(result: "PrunedFiles", written: "PrunedFile") -> dict[str, Any]:
+    """One network as JSON data."""
+    pruned = written.pruned
+    row: dict[str, Any] = {
+        "file": str(written.file),
+        "target": {pruned.target.what: pruned.target.value},
+        "flops": pruned.flops,
+        "params": pruned.params,
+        "bytes": written.bytes,
+        "difference": pruned.difference,
+        "layers": {name: list(width) for name, width in pruned.widths.items()},
+    }
+    if pruned.timing is not None:
+        row["latency"] = asdict(pruned.timing)
+    if (onnx := written.onnx) is not None:
+        row["onnx"] = {"file": str(onnx.file), "difference": onnx.difference, "opset": onnx.opset}
+    row["seconds"] = written.seconds
+    return row | {f"{what}_share": share for what, share in _shares(result, written).items()}
+
+
+def _table(result: "PrunedFiles") -> Any:
+    """One row per network."""
+    network, screen = result.analysis.network, output.console()
+    size = "x".join(map(str, network.input_shape))
+    flops = output.format_count(result.analysis.flops)
+    params = output.format_count(result.analysis.params)
+    timed = any(written.pruned.timing is not None for written in result.files)
     more = ("ms", "share") if timed else ()
     columns = ("target", "FLOPs", "share", "params", "share", "file", "s", *more, "kept by layer")
-    table = output.table(f"{analysis.network.arch} on {size}: {dense}", *columns, left=columns[-1:])
-    for target, row in zip(settings.targets, rows, strict=True):
+    title = f"{network.arch} on {size}: {flops}FLOPs, {params} parameters"
+    table = output.table(title, *columns, left=columns[-1:])
+    for written in result.files:
+        pruned, shares = written.pruned, _shares(result, written)
+        kept = [kept / before for kept, before in pruned.widths.values()]
+        timing = pruned.timing
+        measured = ("", "") if timing is None else (f"{timing.ms:.3g}", f"{timing.ratio:.1%}")
         table.add_row(
-            str(target),
-            output.format_count(row["flops"]),
-            f"{row['flops_share']:.2%}",
-            output.format_count(row["params"]),
-            f"{row['params_share']:.1%}",
-            f"{output.format_count(row['bytes'])}B",
-            f"{row['seconds']:.1f}",
-            *(_latency(row.get("latency")) if timed else ()),
-            output.sparkline([kept / of for kept, of in row["layers"].values()], screen.width - 60),
+            str(pruned.target),
+            output.format_count(pruned.flops),
+            f"{shares['flops']:.2%}",
+            output.format_count(pruned.params),
+            f"{shares['params']:.1%}",
+            f"{output.format_count(written.bytes)}B",
+            f"{written.seconds:.1f}",
+            *(measured if timed else ()),
+            output.sparkline(kept, screen.width - 60),
         )
-    output.print_table(screen, table)
-    for note in notes:
-        screen.print(note, style="dim")
-    for row in rows:
-        output.print_result(row["file"])
-        if "onnx" in row:
-            output.print_result(row["onnx"]["file"])
+    return table
 
 
-def _below(target: float, row: dict[str, Any]) -> float:
-    """How far a measured latency is under its target, as a share of it."""
-    return 1 - float(row["latency"]["ratio"]) / target
-
-
-def _latency(timing: dict[str, Any] | None) -> tuple[str, str]:
-    """Milliseconds, and their share of the dense network's, where they were measured."""
-    return ("", "") if timing is None else (f"{timing['ms']:.3g}", f"{timing['ratio']:.1%}")
-
-
-def _notes(
-    analysis: "Analysis", settings: "Prune", ranking: "Ranking", rows: list[dict[str, Any]]
-) -> list[str]:
-    """What a user should know of how the networks came about."""
+def _notes(result: "PrunedFiles") -> list[str]:
+    """What a user should know about how the networks were made."""
+    analysis, settings = result.analysis, result.settings
     notes = ["FLOPs by fvcore, one multiply-add = 1", f"align {settings.align}"]
-    if ranking.method == "norm":
-        notes.append("no --ranking: α = 1, κ = 0, filters ranked by plain squared norm")
-    elif ranking.method == "uniform":
-        notes.append("uniform: the same share of every layer, by plain squared norm within it")
-    elif ranking.notes.get("weights_sha256") not in (None, analysis.sha256):
-        notes.append("the ranking was learned on other weights than these")
-    notes += _unlike(analysis, settings, ranking.notes)
-    pairs = list(zip(settings.targets, rows, strict=True))
-    gap = max((t.value - row[f"{t.what}_share"] for t, row in pairs if not t.timed), default=0)
-    if gap > 0.01:
+    notes += [*_ranking_notes(result), *_unlike(analysis, settings, result.ranking.notes)]
+    gaps = [
+        written.pruned.target.value - _shares(result, written)[written.pruned.target.what]
+        for written in result.files
+        if not written.pruned.target.kind.timed
+    ]
+    if gaps and max(gaps) > 0.01:
         notes.append(
-            f"whole blocks of channels end up to {gap:.1%} under the target; --align 1 fits"
+            f"whole blocks of channels end up to {max(gaps):.1%} below the target; --align 1 "
+            "comes closer"
         )
-    for row in rows:
-        if "latency" in row:
-            timing = row["latency"]
-            notes.append(
-                f"measured on {timing['device']}, one thread: {timing['ms']:.3g} ms, "
-                f"dense {timing['dense_ms']:.3g} ms, in turns {timing['ratio']:.1%} of it"
-            )
-    short = [row for t, row in pairs if t.what == "latency" and _below(t.value, row) > 0.05]
-    if short:
-        notes.append("no widths come closer to the latency from below; --align 1 may")
-    exported = [row["onnx"] for row in rows if "onnx" in row]
+    notes += _latency_notes(result)
+    exported = [written.onnx for written in result.files if written.onnx is not None]
     if exported:
-        worst = max(graph["difference"] for graph in exported)
-        notes.append(
-            f"ONNX: opset {exported[0]['opset']}, checked, and {worst:.0e} from torch at most"
-        )
+        worst = max(onnx.difference for onnx in exported)
+        notes.append(f"ONNX: opset {exported[0].opset}, verified: at most {worst:.0e} from torch")
     if analysis.network.kept is not None:
-        notes.append("the network was pruned before: shares are of what it is now")
+        notes.append("the network was pruned before: shares refer to its present size")
     held = {pin.layer for pin in analysis.units.pins if pin.reason != "the network's output"}
     if held:
-        notes.append(f"{len(held)} layers have pinned channels: legr inspect says by what")
+        notes.append(f"{len(held)} layers have pinned channels: legr inspect shows why")
+    return notes
+
+
+def _ranking_notes(result: "PrunedFiles") -> list[str]:
+    """How filters were ranked."""
+    ranking = result.ranking
+    if ranking.method == "norm":
+        return ["no --ranking: α = 1, κ = 0, filters ranked by plain squared norm"]
+    if ranking.method == "uniform":
+        return ["uniform: the same share of every layer, by plain squared norm within it"]
+    if ranking.notes.get("weights_sha256") not in (None, result.analysis.sha256):
+        return ["the ranking was learned on other weights than these"]
+    return []
+
+
+def _latency_notes(result: "PrunedFiles") -> list[str]:
+    """What was measured, and whether it is far below the target."""
+    notes, short = [], False
+    for written in result.files:
+        timing, target = written.pruned.timing, written.pruned.target
+        if timing is None:
+            continue
+        notes.append(
+            f"measured on {timing.device}, one thread: {timing.ms:.3g} ms, dense "
+            f"{timing.dense_ms:.3g} ms, {timing.ratio:.1%} of it when run in turns"
+        )
+        short |= target.what == "latency" and 1 - timing.ratio / target.value > 0.05
+    if short:
+        notes.append("no widths come closer to the latency from below; --align 1 may")
     return notes
 
 
 def _unlike(analysis: "Analysis", settings: "Prune", learned: dict[str, Any]) -> list[str]:
-    """Where the cut is not the one that the ranking was learned with."""
+    """Settings that differ from those that the ranking was learned with."""
     from legr_cli.settings import option
 
     then, size = learned.get("settings"), list(analysis.network.input_shape)

@@ -1,15 +1,11 @@
 """`legr report`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from legr_cli.errors import OutputError, ReportError
-
-if TYPE_CHECKING:
-    from legr_cli.files import Staged
-    from legr_cli.report.records import ReportData
+from legr_cli.commands import options
 
 _PICTURES = "Pictures for papers and slides"
 
@@ -24,7 +20,8 @@ def report(
         ),
     ],
     out: Annotated[
-        Path, typer.Option(metavar="FILE", help="The page, one file that needs nothing else.")
+        Path,
+        typer.Option(metavar="FILE", help="Page to write, a single self-contained .html file."),
     ] = Path("report.html"),
     png: Annotated[
         Path | None,
@@ -32,7 +29,7 @@ def report(
             metavar="DIR",
             show_default=False,
             rich_help_panel=_PICTURES,
-            help="Every picture as a .png, in this folder.",
+            help="Folder to write every picture to, as .png.",
         ),
     ] = None,
     svg: Annotated[
@@ -41,7 +38,7 @@ def report(
             metavar="DIR",
             show_default=False,
             rich_help_panel=_PICTURES,
-            help="Every picture as an .svg, in this folder.",
+            help="Folder to write every picture to, as .svg.",
         ),
     ] = None,
     animate: Annotated[
@@ -50,9 +47,10 @@ def report(
             metavar="FILE",
             show_default=False,
             rich_help_panel=_PICTURES,
-            help="The search as it went, as a .gif.",
+            help="Animation of the search to write, a .gif file.",
         ),
     ] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Put networks, their accuracy and latency, and the search on one page, to choose from.
 
@@ -68,60 +66,11 @@ def report(
       legr report results --png figures --animate search.gif
     """
     from legr_cli.commands import output
-    from legr_cli.files import staged
-    from legr_cli.report.collect import collect
-    from legr_cli.report.page import page
+    from legr_cli.reports.report import report as write_report
 
-    _check(out, png, svg, animate)
-    data = collect(paths)
-    with staged() as files:
-        files.file(out).write_text(page(data, out.parent), encoding="utf-8")
-        made = [out, *_pictures(files, data, {"png": png, "svg": svg}, animate)]
-    for path in made:
+    written = write_report(paths, out, png=png, svg=svg, animate=animate)
+    if as_json:
+        output.print_json({"files": [str(path) for path in written]})
+        return
+    for path in written:
         output.print_result(str(path))
-
-
-def _check(out: Path, png: Path | None, svg: Path | None, animate: Path | None) -> None:
-    """Say what is wrong with the files to write before any work is done."""
-    from legr_cli.files import require_folder
-
-    if out.suffix not in (".html", ".htm") or out.is_dir():
-        raise OutputError(f"--out {out}: name a file that ends in .html")
-    if animate is not None and (animate.suffix != ".gif" or animate.is_dir()):
-        raise OutputError(f"--animate {animate}: name a file that ends in .gif")
-    for path in (out, png, svg, animate):
-        if path is not None:
-            require_folder(path)
-    for folder in (png, svg):
-        if folder is not None and folder.exists() and not folder.is_dir():
-            raise OutputError(f"{folder} is a file: name a folder")
-
-
-def _pictures(
-    files: "Staged", data: "ReportData", folders: dict[str, Path | None], animation: Path | None
-) -> list[Path]:
-    """The pictures that were asked for."""
-    from legr_cli.report.charts import bar_charts, heatmaps, plots
-    from legr_cli.report.figures import animate, save_bars, save_heatmap, save_plot
-
-    made, drawn = [], plots(data)
-    for kind, folder in folders.items():
-        if folder is None:
-            continue
-        files.folder(folder)
-        for plot in drawn:
-            made.append(folder / f"{plot.key}.{kind}")
-            save_plot(plot, files.file(made[-1]), kind)
-        for chart in bar_charts(data):
-            made.append(folder / f"{chart.key}.{kind}")
-            save_bars(chart, files.file(made[-1]), kind)
-        for heatmap in heatmaps(data):
-            made.append(folder / f"{heatmap.key}.{kind}")
-            save_heatmap(heatmap, files.file(made[-1]), kind)
-    if animation is not None:
-        searches = [plot for plot in drawn if plot.key.startswith("search-")]
-        if not searches:
-            raise ReportError("--animate needs a search: name a ranking.json and its history")
-        animate(searches[0], files.file(animation))
-        made.append(animation)
-    return made

@@ -288,8 +288,10 @@ def _shared(pixels: np.ndarray, channels: int) -> Pixels:
     return stored(hashlib.sha256(pixels.tobytes()).hexdigest(), pixels.shape, fill)
 
 
-def parse_statistics(text: str) -> dict[str, list[float]]:
-    """`imagenet`, `cifar10`, …, or means and deviations as `0.5,0.5,0.5:0.25,0.25,0.25`."""
+def parse_statistics(text: str | None) -> dict[str, list[float]] | None:
+    """`imagenet`, …, or means and standard deviations `0.5,0.5,0.5:0.25,0.25,0.25`, or None."""
+    if text is None:
+        return None
     if text in STATISTICS:
         return STATISTICS[text]
     sides = [side.split(",") for side in text.split(":")]

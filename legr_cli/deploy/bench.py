@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legr_cli.deploy import core
-from legr_cli.deploy.board import Board, Facts
-from legr_cli.errors import BenchError, first_line
+from legr_cli.deploy.board import Board, Facts, place_for
+from legr_cli.deploy.names import file_names
+from legr_cli.errors import BenchError, SettingError, first_line
 from legr_cli.files import staged
+from legr_cli.progress import Progress, Report, Status, silent
 from legr_cli.settings import Bench
 from legr_cli.version import __version__
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from legr_cli.models.network import Network
 
 _LARGEST = 1e15  # of any number in a measurement
@@ -42,7 +46,7 @@ class Asked:
     """The networks to time, as they were named, and what is needed to open them."""
 
     models: tuple[str, ...]  # ratios are relative to the first
-    arch: str | None = None
+    arch: "str | Callable[..., nn.Module] | None" = None
     classes: int | None = None
     input_shape: tuple[int, ...] | None = None
     opened: Mapping[str, "Network"] = field(default_factory=dict)  # by name: those from Python
@@ -127,19 +131,25 @@ def measure(
     board: Board,
     asked: Asked,
     settings: Bench,
-    say: Callable[[str], None],
-    watch: Callable[[float], None],
+    progress: Report,
     need_flops: bool = False,
 ) -> Facts:
     """Send all networks to a board and time them; returns what bench.json holds."""
     names, differences = asked.names(), {}
-    for model, data, difference in as_onnx(asked, say):
+    place = f" on {board.place.name}"
+    for model, data, difference in as_onnx(asked, lambda text: progress(Status(text + place))):
         differences[model] = difference
-        say(f"loading {names[model]}")
+        progress(Status(f"loading {names[model]}{place}"))
         shape = asked.input_shape if model.endswith(".onnx") else None
         facts = board.load(names[model], data, shape)
         if need_flops and not facts["flops"]:
             raise BenchError(f"--plot needs the FLOPs of {names[model]}: export it with legr")
+    total = round(len(names) * settings.seconds)
+
+    def watch(done: float) -> None:
+        left = f"{max(0, round(total * (1 - done)))} s left"
+        progress(Progress(round(done * 100), 100, "measuring", (left,)))
+
     found = board.measure(list(names.values()), settings.seconds, watch)
     against = names[asked.models[0]]
     whole = core.result(board.device, found, against, asdict(settings))
@@ -211,7 +221,6 @@ def bench(
         >>> legr_cli.bench(["dense.onnx", "robot.onnx"]).networks[1].ratio
         0.43
     """
-    report = progress or silent
     if isinstance(models, str | PathLike) or not models:
         raise SettingError("models must be a list of files or modules")
     opened = {}
@@ -225,19 +234,39 @@ def bench(
             opened[names[-1]] = as_network(model, input_shape)
     size = None if input_shape is None else tuple(input_shape)
     asked = Asked(tuple(dict.fromkeys(names)), arch, classes, size, opened)
-    chosen = settings or Bench()
-    report(Status("connecting" if ssh else "starting"))
-    with Board(place_for(ssh, python), chosen.threads, chosen.core) as board:
-        facts = measure(board, asked, chosen, report)
-    rows = tuple(_latency(row) for row in facts["models"])
-    return BenchResult(rows, facts)
+    facts = bench_networks(asked, settings or Bench(), ssh, python, progress=progress or silent)
+    return BenchResult(tuple(_latency(row) for row in facts["models"]), facts)
+
+
+def bench_networks(
+    asked: Asked,
+    settings: Bench,
+    ssh: str | None = None,
+    python: str = "python3",
+    *,
+    need_flops: bool = False,
+    progress: Report = silent,
+) -> Facts:
+    """Connect to a board, or start on this machine, and measure; returns what bench.json holds."""
+    place = place_for(ssh, python)
+    progress(Status(f"starting on {place.name}"))
+    with Board(place, settings.threads, settings.core) as board:
+        return measure(board, asked, settings, progress, need_flops)
 
 
 def _latency(row: Facts) -> Latency:
     """A row of bench.json, by name."""
     low, high = row["ratio_range"]
-    times = (row[key] for key in ("median_ms", "p5_ms", "p95_ms", "ratio"))
-    return Latency(row["name"], *times, (low, high), row.get("flops"), row.get("difference"))
+    return Latency(
+        row["name"],
+        row["median_ms"],
+        row["p5_ms"],
+        row["p95_ms"],
+        row["ratio"],
+        (low, high),
+        row.get("flops"),
+        row.get("difference"),
+    )
 
 
 def write_bundle(
@@ -245,7 +274,7 @@ def write_bundle(
 ) -> list[Path]:
     """Write all that a board without ssh needs to a folder; returns the files."""
     names = asked.names()
-    inside = [folder / name for name in _file_names(list(names.values()))]
+    inside = [folder / name for name in file_names(list(names.values()))]
     files = dict(zip(names, inside, strict=True))
     own = [folder / "legr_bench.py", folder / "README.md"]
     given = {
@@ -265,17 +294,6 @@ def write_bundle(
     return [*own, *files.values()]
 
 
-def _file_names(names: Sequence[str]) -> list[str]:
-    """`resnet20.onnx` for `resnet20.safetensors`: unique, and safe in a shell."""
-    found: list[str] = []
-    for name in names:
-        stem = re.sub(r"\.(onnx|safetensors|pt|pth|th|t7|tar)$", "", name)
-        stem = re.sub(r"[^A-Za-z0-9_.=]+", "-", stem).strip("-.") or "network"
-        same = sum(bool(re.fullmatch(rf"{re.escape(stem)}(-\d+)?\.onnx", other)) for other in found)
-        found.append(f"{stem}-{same + 1}.onnx" if same else f"{stem}.onnx")
-    return found
-
-
 def read_bench(path: Path) -> Facts:
     """Read a bench.json."""
     try:
@@ -287,7 +305,7 @@ def read_bench(path: Path) -> Facts:
 
 
 def checked(path: Path, raw: Any) -> Facts:
-    """The contents of a bench.json, every value that is shown checked: it may come from anywhere."""
+    """The contents of a bench.json, all shown values checked: it may come from anywhere."""
     try:
         data = _cleaned(raw)
     except (ValueError, RecursionError) as error:

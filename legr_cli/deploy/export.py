@@ -22,10 +22,12 @@ from torch import nn
 from legr_cli.channels.id_tensors import tensors
 from legr_cli.channels.trace import evaluating
 from legr_cli.cost import count_flops, count_params
+from legr_cli.deploy.names import file_names
 from legr_cli.errors import LegrError, ModelError, OutputError, SettingError, first_line
 from legr_cli.files import require_folder, staged
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import Network, as_network, in_single_precision
+from legr_cli.progress import Report, Status, silent
 
 OPSET = 18  # the oldest that torch writes; runtimes on older boards read it
 OPSETS = (18, 23)  # what torch writes and the runtimes we support read
@@ -82,6 +84,41 @@ def export(
         return export_network(
             as_network(model, input_shape), target, files.file(target), batch, opset
         )
+
+
+def export_files(
+    names: Sequence[str],
+    opened: Callable[[str], Network],
+    out: Path,
+    *,
+    batch: int | None = None,
+    opset: int = OPSET,
+    progress: Report = silent,
+) -> list[Exported]:
+    """Export several networks to a folder, or one to a file; all files appear, or none."""
+    files = _outputs_for(names, out)
+    written = []
+    with staged() as stage:
+        if out not in files:
+            stage.folder(out)
+        for name, path in zip(names, files, strict=True):
+            progress(Status(f"exporting {name}"))
+            written.append(export_network(opened(name), path, stage.file(path), batch, opset))
+    return written
+
+
+def _outputs_for(names: Sequence[str], out: Path) -> list[Path]:
+    """`out` itself for one network, or a file in that folder for each."""
+    require_folder(out)
+    if out.suffix in EXPORTERS and not out.is_dir():
+        if len(names) > 1:
+            raise OutputError(
+                f"--out {out} is a single file, but there are {len(names)} networks: name a folder"
+            )
+        return [out]
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"--out {out} is a file, not a folder: name an .onnx file")
+    return [out / name for name in file_names([Path(name).name for name in names])]
 
 
 def export_network(

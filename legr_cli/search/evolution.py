@@ -1,7 +1,7 @@
 """Regularized evolution of (α, κ) rows: Algorithm 1 of the paper. No torch inside.
 
-A search asks an `Explorer` for candidates and tells it their fitness, in order of their numbers; what
-it proposes depends on its random generator and on what it was told so far, and on nothing else.
+A search asks an `Explorer` for candidates and tells it their fitness, in order of their numbers;
+what it proposes depends on its random generator and on what it was told so far, nothing else.
 """
 
 from collections import deque

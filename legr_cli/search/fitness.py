@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from legr_cli.errors import SettingError
-from legr_cli.settings import Search
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from legr_cli.data.batches import Batch
+    from legr_cli.settings import Search
     from legr_cli.training.scores import Task
 
     Adapt = Callable[[nn.Module, Iterable[Batch], Search, Task, torch.dtype | None], None]
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def _finetune(
     model: "nn.Module",
     batches: "Iterable[Batch]",
-    settings: Search,
+    settings: "Search",
     task: "Task",
     half: "torch.dtype | None",
 ) -> None:
@@ -37,7 +37,7 @@ def _finetune(
 def _batchnorm(
     model: "nn.Module",
     batches: "Iterable[Batch]",
-    _settings: Search,
+    _settings: "Search",
     _task: "Task",
     _half: "torch.dtype | None",
 ) -> None:
@@ -71,7 +71,7 @@ def adaptation(name: str) -> Adaptation:
     return FITNESS[name]
 
 
-def with_steps(settings: Search) -> Search:
+def with_steps(settings: "Search") -> "Search":
     """The settings with the number of adaptation steps that their fitness implies."""
     kind = adaptation(settings.fitness)
     steps = kind.steps if settings.steps is None or kind.adapt is None else settings.steps

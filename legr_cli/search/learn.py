@@ -113,9 +113,10 @@ def learn(
     if out is None and (resume or force):
         raise OutputError("resume and force need out, the file that records the search")
     images = as_images(data, validation, normalize=normalize, download=download)
+    network = as_network(model, input_shape or images.shape, arch)
     with _output(out) as path:
         return learn_network(
-            as_network(model, input_shape or images.shape, arch),
+            lambda: network,
             images,
             planned,
             path,
@@ -146,7 +147,7 @@ def _output(out: str | PathLike[str] | None) -> Iterator[Path]:
 
 
 def learn_network(
-    network: Network,
+    opened: Callable[[], Network],
     images: Images,
     settings: Search,
     out: Path,
@@ -162,8 +163,8 @@ def learn_network(
 ) -> LearnResult:
     """Search, and write the ranking and its history.
 
-    `cluster` is the address of a Dask scheduler; `all_workers` uses all of its workers instead of
-    as many as the settings say.
+    `opened` opens the network, once the output is known to be free. `cluster` is the address of a
+    Dask scheduler; `all_workers` uses all of its workers instead of as many as the settings say.
     """
     settings = with_steps(settings)
     previous = check_history(out, resume, force)
@@ -173,7 +174,8 @@ def learn_network(
             settings = replace(settings, workers=_cluster_size(client, previous))
         if settings.amp and client is None:
             settings = replace(settings, amp=amp_helps(choose(device), progress))
-        setup = _prepare(network, images, settings, task, device, progress)
+        progress(Status("loading the network"))
+        setup = _prepare(opened(), images, settings, task, device, progress)
         progress(Status("measuring the dense network"))
         dense = previous["dense"] if previous and "dense" in previous else None
         header = {**setup.header, "dense": dense or setup.dense(client is not None).line()}

@@ -62,8 +62,7 @@ def as_images(
     if isinstance(data, str):
         if validation is not None:
             raise SettingError("validation is for data of your own: a SPEC has its own split")
-        statistics = None if normalize is None else parse_statistics(normalize)
-        return Images(data, statistics, download, hold_out)
+        return Images(data, parse_statistics(normalize), download, hold_out)
     if normalize is not None or download:
         raise SettingError("normalize and download are for a SPEC: normalize in your dataset")
     held_out = None if validation is None else own_rows(validation, "validation")

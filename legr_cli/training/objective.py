@@ -17,7 +17,7 @@ Teacher = Callable[[Tensor], Tensor]
 
 
 def objective(settings: Training, teacher: Teacher | None, task: Task) -> Loss:
-    """(1 − w) · loss + w · T² · KL(teacher ‖ network), softened by T; the loss alone without one."""
+    """(1 − w) · loss + w · T² · KL(teacher ‖ network), softened by T; loss alone without one."""
     smoothing, temperature = settings.label_smoothing, settings.temperature
     weight = settings.teacher_weight
 

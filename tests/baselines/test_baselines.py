@@ -11,21 +11,21 @@ import torch
 from torch import nn
 
 from legr_cli.baselines import taylor
-from legr_cli.search.amc import _Ratios, bound, kept, leaders
 from legr_cli.baselines.context import MethodContext
-from legr_cli.search.ddpg import BASELINE, FOLLOW, Agent, follow, goals, truncated_normal
 from legr_cli.baselines.fisher import fisher
-from legr_cli.search.legr_ddpg import rows
 from legr_cli.baselines.methods import METHODS
 from legr_cli.baselines.morphnet import next_weight, regulariser, worth
 from legr_cli.baselines.probe import Probed
-from legr_cli.search.states import described
 from legr_cli.channels import couple
 from legr_cli.data.dataset import open_data
 from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch
 from legr_cli.pruning import Analysis, analyze, plans
 from legr_cli.ranking import importance
+from legr_cli.search.amc import _Ratios, bound, kept, leaders
+from legr_cli.search.ddpg import BASELINE, FOLLOW, Agent, follow, goals, truncated_normal
+from legr_cli.search.legr_ddpg import rows
+from legr_cli.search.states import described
 from legr_cli.settings import Align, Compare, Prune, Search
 from legr_cli.targets import Target
 from legr_cli.training.recipes import settings_of
@@ -296,7 +296,9 @@ def test_dead_filters_go_first(method: str, planted: MethodContext) -> None:
         cut = Prune(targets=(level.target,), align=Align(), min_keep=0.1)
         [kept] = plans(level.analysis, level.ranking, cut)
         cost = planted.analysis.cost
-        assert cost.total(cost.flops, cost.counts(kept)) <= level.target.value * planted.analysis.flops
+        assert (
+            cost.total(cost.flops, cost.counts(kept)) <= level.target.value * planted.analysis.flops
+        )
         gone = np.flatnonzero(~planted.analysis.units.keeps(kept, layer.out))
         dead = gone % 2 == 0
         assert dead.all() or dead.sum() == 16

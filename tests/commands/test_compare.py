@@ -14,7 +14,7 @@ from legr_cli.baselines.methods import METHODS
 from legr_cli.baselines.summary import ComparisonRow, summarize
 from legr_cli.cli import app
 from legr_cli.models.card import read_card
-from legr_cli.report.collect import collect
+from legr_cli.reports.collect import collect
 from legr_cli.training.devices import half_precision
 
 NET = ("--arch", "digits_net:build", "--input", "3x32x32", "--data", "digits")

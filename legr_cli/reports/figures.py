@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from legr_cli.report.charts import BarChart, Heatmap, Plot
+from legr_cli.reports.charts import BarChart, Heatmap, Plot
 
 MAX_FRAMES = 80  # of an animation
 

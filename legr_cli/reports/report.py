@@ -6,10 +6,10 @@ from pathlib import Path
 
 from legr_cli.errors import OutputError, ReportError
 from legr_cli.files import Staged, require_folder, staged
-from legr_cli.report.charts import bar_charts, heatmaps, plots
-from legr_cli.report.collect import collect
-from legr_cli.report.page import page
-from legr_cli.report.records import ReportData
+from legr_cli.reports.charts import bar_charts, heatmaps, plots
+from legr_cli.reports.collect import collect
+from legr_cli.reports.page import page
+from legr_cli.reports.records import ReportData
 
 
 def report(
@@ -75,7 +75,7 @@ def _pictures(
     files: Staged, data: ReportData, folders: dict[str, Path | None], animation: Path | None
 ) -> list[Path]:
     """Write the pictures that were asked for."""
-    from legr_cli.report.figures import animate, save_bars, save_heatmap, save_plot
+    from legr_cli.reports.figures import animate, save_bars, save_heatmap, save_plot
 
     made, drawn = list[Path](), plots(data)
     for kind, folder in folders.items():

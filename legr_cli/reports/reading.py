@@ -10,7 +10,7 @@ from legr_cli.baselines.summary import ComparisonRow, is_comparison
 from legr_cli.deploy.bench import points
 from legr_cli.errors import ReportError, first_line
 from legr_cli.models.card import Card
-from legr_cli.report.records import (
+from legr_cli.reports.records import (
     BenchRecord,
     BenchRow,
     Comparison,

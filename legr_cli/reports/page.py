@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from legr_cli.report.charts import BarChart, Heatmap, Plot, bar_charts, heatmaps, plots
-from legr_cli.report.records import NetworkRecord, ReportData
-from legr_cli.report.svg import COLOURS, bars_svg, heatmap_svg, plot_svg
+from legr_cli.reports.charts import BarChart, Heatmap, Plot, bar_charts, heatmaps, plots
+from legr_cli.reports.records import NetworkRecord, ReportData
+from legr_cli.reports.svg import COLOURS, bars_svg, heatmap_svg, plot_svg
 from legr_cli.version import __version__
 
 TEMPLATE = Path(__file__).with_name("page.html")

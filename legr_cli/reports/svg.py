@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from html import escape
 
-from legr_cli.report.charts import BarChart, Heatmap, Plot, Series
+from legr_cli.reports.charts import BarChart, Heatmap, Plot, Series
 
 WIDTH, HEIGHT = 440, 278
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 48  # margins, which hold the axes' labels

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from legr_cli.baselines.summary import MethodSummary
 from legr_cli.deploy.bench import fitted_slope
-from legr_cli.report.records import (
+from legr_cli.reports.records import (
     BenchRecord,
     Comparison,
     NetworkRecord,

@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from legr_cli.commands import demo as story
 from legr_cli.cut import uniform_scores
 from legr_cli.models.network import open_network
-from legr_cli.report.charts import DataPoint, Plot, Series, heatmaps, plots
-from legr_cli.report.collect import collect
-from legr_cli.report.svg import _ticks, plot_svg
+from legr_cli.reports.charts import DataPoint, Plot, Series, heatmaps, plots
+from legr_cli.reports.collect import collect
+from legr_cli.reports.svg import _ticks, plot_svg
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 BUDGETS = (30, 60)

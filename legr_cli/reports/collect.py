@@ -10,14 +10,14 @@ from legr_cli.deploy.bench import checked
 from legr_cli.errors import LegrError, ReportError
 from legr_cli.models.card import Card, read_card
 from legr_cli.ranking import FORMAT as RANKING
-from legr_cli.report.reading import (
+from legr_cli.reports.reading import (
     bench_record,
     network_record,
     read_comparisons,
     read_json,
     search_record,
 )
-from legr_cli.report.records import (
+from legr_cli.reports.records import (
     BenchRecord,
     Comparison,
     Latency,

@@ -1,0 +1,80 @@
+"""`legr export`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from legr_cli.commands import options
+from legr_cli.errors import SettingError
+
+OPSET = 18
+
+
+def _parse_batch(text: str) -> int | None:
+    """`free` or a number of images."""
+    if text == "free":
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 65_536:
+        raise SettingError(f"--batch {text}: expected a number of images or free")
+    return int(text)
+
+
+def export(
+    networks: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NETWORK…",
+            show_default=False,
+            help="Networks to export: files written by legr, weights files for --arch, "
+            "torchvision:NAME or random:NAME.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE|DIR",
+            show_default=False,
+            help="Where to write: an .onnx file for one network, or a folder for several.",
+        ),
+    ],
+    batch: Annotated[
+        str,
+        typer.Option(metavar="N|free", help="Images per batch; free accepts any number."),
+    ] = "free",
+    opset: Annotated[
+        int, typer.Option(metavar="N", help="Version of the ONNX operator set, from 18 to 23.")
+    ] = OPSET,
+    arch: options.Arch = None,
+    classes: options.Classes = None,
+    input_shape: options.InputShape = None,
+    as_json: options.Json = False,
+) -> None:
+    """Export networks to ONNX, and compare each with torch in ONNX Runtime.
+
+    The metadata of each file records the input size and, where known, mean and standard deviation
+    of each channel and the class names, so that the code on a board can read them from the file.
+
+    Examples:
+
+      legr export tuned.safetensors --out robot.onnx --batch 1
+
+      legr export nets/*.safetensors --out onnx
+    """
+    from legr_cli.commands.export_view import show_exported
+    from legr_cli.commands.progress import ProgressDisplay
+    from legr_cli.deploy.export import export_files
+    from legr_cli.models.network import open_network
+    from legr_cli.settings import parse_input
+
+    size, free_or_number = parse_input(input_shape), _parse_batch(batch)
+    with ProgressDisplay() as display:
+        written = export_files(
+            networks,
+            lambda name: open_network(name, arch, classes, size),
+            out,
+            batch=free_or_number,
+            opset=opset,
+            progress=display.report,
+        )
+    show_exported(written, as_json)

@@ -1,0 +1,32 @@
+"""Output of `legr export`: the files, or JSON."""
+
+from typing import TYPE_CHECKING
+
+from legr_cli.commands import output
+from legr_cli.version import __version__
+
+if TYPE_CHECKING:
+    from legr_cli.deploy.export import Exported
+
+
+def show_exported(written: "list[Exported]", as_json: bool) -> None:
+    """Print the files to stdout and a note to stderr, or everything as JSON."""
+    if as_json:
+        rows = [
+            {
+                "file": str(exported.file),
+                "bytes": exported.bytes,
+                "difference": exported.difference,
+                "opset": exported.opset,
+            }
+            for exported in written
+        ]
+        output.print_json({"legr": __version__, "exported": rows})
+        return
+    worst = max(exported.difference for exported in written)
+    output.print_notes(
+        f"ONNX, opset {written[0].opset}; verified with ONNX Runtime: at most {worst:.0e} "
+        "(relative) from torch"
+    )
+    for exported in written:
+        output.print_result(exported.file)
