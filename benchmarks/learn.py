@@ -22,7 +22,7 @@ from legr_cli.models.kept import kept_channels
 from legr_cli.models.network import open_network
 from legr_cli.pruning import analyze, plans
 from legr_cli.ranking import identity
-from legr_cli.search.fitness import CandidateEvaluator
+from legr_cli.search.evaluator import CandidateEvaluator
 from legr_cli.search.history import HISTORY
 from legr_cli.search.run import Progress, search
 from legr_cli.search.setup import SearchSetup

@@ -21,9 +21,10 @@ from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch
 from legr_cli.pruning import Analysis, analyze
 from legr_cli.ranking import level
-from legr_cli.search.fitness import Cuts, Outcome
+from legr_cli.search.evaluator import Cuts, Outcome
+from legr_cli.search.explorers import evolution
 from legr_cli.search.history import HISTORY
-from legr_cli.search.run import SearchResult, evolution_strategy, search
+from legr_cli.search.run import SearchResult, search
 from legr_cli.search.workers import InProcess, WorkerPool
 from legr_cli.settings import Search
 
@@ -69,7 +70,7 @@ def run(
         return search(
             analysis,
             settings,
-            evolution_strategy(analysis, settings),
+            evolution(analysis, settings),
             workers,
             book,
             kw.get("watch", lambda _: None),
@@ -189,7 +190,7 @@ def test_a_lost_worker_costs_a_retry(analysis: Analysis, tmp_path: Path) -> None
     calls = [0]
     mortal = WorkerPool(lambda: (Mortal(calls, {3, 9, 10, 11}), reach, ()))
     assert rows(run(analysis, tmp_path / "mortal.jsonl", mortal)) == rows(plain)
-    assert mortal.shift == 4
+    assert mortal.generation == 4
 
 
 def test_a_candidate_that_kills_four_workers_ends_the_search(

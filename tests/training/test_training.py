@@ -14,7 +14,7 @@ from legr_cli.errors import SearchError, SettingError
 from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch, build
 from legr_cli.pruning import analyze
-from legr_cli.search.fitness import CandidateEvaluator
+from legr_cli.search.evaluator import CandidateEvaluator
 from legr_cli.search.setup import SearchSetup
 from legr_cli.settings import Search
 from legr_cli.training.devices import choose, keep_memory
