@@ -1,26 +1,26 @@
-"""Every error that legr raises on purpose.
+"""The errors that legr raises deliberately.
 
 LegrError
-├── SettingError      an option's value makes no sense
-├── ModelError        no such architecture, or it cannot be built or traced
-├── CheckpointError   a weights file is missing, unsafe, damaged or of another network
-├── RankingError      a ranking.json is damaged or of another network
-├── DataError         a data set is missing, damaged or of other classes
-├── SearchError       a search cannot go on, or not from where it stopped
-├── TrainingError     a training cannot go on, or not from where it stopped
+├── SettingError      an option has an invalid value
+├── ModelError        the architecture is unknown, or cannot be built or traced
+├── CheckpointError   the weights are missing, unsafe, damaged or do not fit the network
+├── RankingError      the ranking is damaged or belongs to a different network
+├── DataError         the dataset is missing, damaged or does not fit the network
+├── SearchError       a search failed or cannot be resumed
+├── TrainingError     training failed or cannot be resumed
 ├── BudgetError       no plan meets the target
-├── BenchError        a network cannot be measured, or not there
-├── ReportError       there is nothing to report, or a file of it is damaged
+├── BenchError        a network cannot be measured, or not on that machine
+├── ReportError       there is nothing to report, or a results file is damaged
 └── OutputError       a result cannot be written
 """
 
 
 class LegrError(Exception):
-    """An error with one line for the user: what, where, and what to do next."""
+    """An error with a one-line message: what is wrong, where, and what to do next."""
 
 
 class SettingError(LegrError):
-    """An option's value makes no sense."""
+    """An option has an invalid value."""
 
 
 class ModelError(LegrError):
@@ -28,23 +28,23 @@ class ModelError(LegrError):
 
 
 class CheckpointError(LegrError):
-    """The weights cannot be read, are not trusted, or do not fit the network."""
+    """The weights are missing, unsafe, damaged or do not fit the network."""
 
 
 class RankingError(LegrError):
-    """The ranking cannot be read or belongs to another network."""
+    """The ranking is damaged or belongs to a different network."""
 
 
 class DataError(LegrError):
-    """A data set is missing, damaged or does not fit the network."""
+    """The dataset is missing, damaged or does not fit the network."""
 
 
 class SearchError(LegrError):
-    """A search cannot go on, or not from where it stopped."""
+    """A search failed or cannot be resumed."""
 
 
 class TrainingError(LegrError):
-    """A training cannot go on, or not from where it stopped."""
+    """Training failed or cannot be resumed."""
 
 
 class BudgetError(LegrError):
@@ -56,7 +56,7 @@ class BenchError(LegrError):
 
 
 class ReportError(LegrError):
-    """There is nothing to report, or a file of it is damaged."""
+    """There is nothing to report, or a results file is damaged."""
 
 
 class OutputError(LegrError):
@@ -64,5 +64,5 @@ class OutputError(LegrError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, for a message of ours."""
+    """The first line of an error's message, to quote in one of ours."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,4 +1,4 @@
-"""Files are replaced whole: written beside their place, then renamed, all of a result or none."""
+"""Atomic output: files are written under temporary names and renamed once all are complete."""
 
 import contextlib
 import errno
@@ -11,20 +11,20 @@ from legr_cli.errors import OutputError, SettingError
 
 
 class Staged:
-    """Files being written under other names until all of them are complete."""
+    """Files being written under temporary names until all of them are complete."""
 
     def __init__(self) -> None:
         self.pairs: list[tuple[Path, Path]] = []
         self.folders: list[Path] = []
 
     def folder(self, path: Path) -> None:
-        """Make a folder, unless it is there; it goes again if anything fails."""
+        """Create a folder if it does not exist; it is removed again on failure."""
         if not path.is_dir():
             path.mkdir()
             self.folders.append(path)
 
     def file(self, path: Path) -> Path:
-        """A temporary name in the folder of `path`, which will take its place."""
+        """Create a temporary file next to `path` that will replace it; return its name."""
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         os.close(handle)
         self.pairs.append((Path(name), path))
@@ -33,14 +33,14 @@ class Staged:
 
 @contextlib.contextmanager
 def staged() -> Iterator[Staged]:
-    """Collect files; all are put in place at the end, none if anything fails."""
+    """Collect output files; on exit all of them are moved into place, on failure none."""
     stage, where = Staged(), None
     try:
         yield stage
         for temporary, where in stage.pairs:
-            _settle(temporary)
-            if where.is_dir():  # all are looked at before the first takes its place
-                raise IsADirectoryError(errno.EISDIR, "a folder of that name is in the way")
+            _flush(temporary)
+            if where.is_dir():  # check all of them before the first is moved
+                raise IsADirectoryError(errno.EISDIR, "a folder of that name already exists")
         for temporary, where in stage.pairs:
             temporary.replace(where)
         stage.folders.clear()
@@ -57,49 +57,50 @@ def staged() -> Iterator[Staged]:
 
 
 def require_folder(out: Path, option: str = "--out") -> None:
-    """Say that there is no place for a result before any work is done."""
+    """Raise before any work is done if the folder for a result is missing or read-only."""
     if not out.parent.is_dir():
         raise OutputError(
             f"{option} {out}: the folder {out.parent} does not exist; create it first"
         )
     if not os.access(out.parent, os.W_OK):
-        raise OutputError(f"{option} {out}: the folder {out.parent} cannot be written to")
+        raise OutputError(f"{option} {out}: the folder {out.parent} is not writable")
 
 
 def check_folder(out: Path, mark: str) -> None:
-    """Say what is wrong with a folder to work in; `mark` is a file that such a folder has."""
+    """Raise if `out` cannot be a working folder: new, empty, or with the file `mark` in it."""
     require_folder(out)
     if out.exists() and not out.is_dir():
         raise OutputError(f"--out {out} is a file: name a folder")
     if out.is_dir() and any(out.iterdir()) and not (out / mark).exists():
-        raise OutputError(f"--out {out} has other things in it: name a new folder")
+        raise OutputError(f"--out {out} contains other files: choose a new folder")
 
 
 def check_out(out: Path, suffix: str, beside: dict[str, Path], resume: bool, force: bool) -> None:
-    """Say what is in the way of work that can be resumed; `beside`: what it leaves, by its name.
+    """Raise if existing files prevent a resumable run from starting.
 
-    The last of them is what work goes on with.
+    `beside` maps a description ("a network") to each file that the run leaves; the last one is the
+    journal that `--resume` continues.
     """
     if resume and force:
-        raise SettingError("--resume goes on, --force begins anew: choose one")
+        raise SettingError("--resume and --force exclude each other: resume, or start over")
     if out.suffix != suffix or len(os.fsencode(out.name)) > 200 or out.is_dir():
         raise OutputError(f"--out {out}: name a file that ends in {suffix} (200 bytes at most)")
     require_folder(out)
     for what, path in beside.items():
         if path.exists() and not (resume or force):
             raise OutputError(
-                f"{path} is in the way, {what}: --resume goes on with it if it was stopped, "
-                "--force begins anew, or choose another --out"
+                f"{path} already exists ({what}): pass --resume to continue an interrupted run, "
+                "--force to start over, or choose another --out"
             )
-    record = list(beside.values())[-1]
-    if resume and out.exists() and not record.exists():
+    journal = list(beside.values())[-1]
+    if resume and out.exists() and not journal.exists():
         raise OutputError(
-            f"{out} has no {record.name} beside it to go on with: --force begins anew"
+            f"cannot resume {out}: {journal.name} is missing; pass --force to start over"
         )
 
 
-def _settle(path: Path) -> None:
-    """Give a file the usual permissions and see it on the disk."""
+def _flush(path: Path) -> None:
+    """Sync a file to disk, with the permissions that the umask gives (mkstemp uses 0600)."""
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

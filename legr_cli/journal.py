@@ -1,6 +1,7 @@
-"""Work on record as it is done: a header that says what is done, then a line for each piece of it.
+"""Append-only JSON Lines journals: a header that describes the run, then one line per unit of work.
 
-A `Kind` tells journals apart: the history of a search, the epochs of a training.
+Each `JournalFormat` is one type of journal, such as the history of a search or the epochs of a
+training run.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from legr_cli.errors import LegrError, OutputError, first_line
 from legr_cli.settings import option
 
 VERSION = 1
-_WORDS = {  # what must be the same when work goes on, as the user knows it
+_LABELS = {  # header fields that must match on resume, and what to call them in messages
     "method": "the method",
     "arch": "--arch",
     "weights_sha256": "the checkpoint's weights",
@@ -29,46 +30,46 @@ _WORDS = {  # what must be the same when work goes on, as the user knows it
     "statistics": "--normalize",
 }
 
-_SINCE = {"amp": False, "sigma": 1.0}  # settings that journals of an older legr do not have
+_DEFAULTS = {"amp": False, "sigma": 1.0}  # settings missing from journals of older versions
 
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class JournalFormat:
-    """What a journal is about."""
+    """The name, keys and validators of one type of journal."""
 
     format: str
-    work: str  # "search"
-    command: str  # that writes it
-    key: str  # of a line: its number
-    is_header: Callable[[Line], bool]  # whether a first line has all that is read from it
-    is_sound: Callable[[Line, Line], bool]  # whether a line has; beside it the settings
+    work: str  # what is recorded, for messages: "search"
+    command: str  # the command that writes it
+    key: str  # the field that numbers the lines
+    is_header: Callable[[Line], bool]  # whether a header is valid
+    is_sound: Callable[[Line, Line], bool]  # whether a line is valid, given the header's settings
     error: type[LegrError]
-    anew: str = "--force begins anew"  # what to do about damage
+    anew: str = "pass --force to start over"  # advice when the journal is unusable
 
 
 class Journal:
-    """An open journal; each line is on the disk before the work goes on."""
+    """An open journal; every line is synced to disk before `add` returns."""
 
     def __init__(self, file: FileIO, kind: JournalFormat, lines: dict[int, Line]) -> None:
         self._file, self._kind, self.lines = file, kind, lines
 
     def add(self, line: Line) -> None:
-        """Record a piece of work."""
+        """Append a line."""
         _write(self._file, line)
         self.lines[line[self._kind.key]] = line
 
 
 def read_header(path: Path, kind: JournalFormat) -> Line | None:
-    """What a journal says was done; None if it does not exist or says nothing yet."""
+    """Read a journal's header; None if the file does not exist or has no complete header yet."""
     try:
         with path.open("rb", buffering=0) as file:
             return _read(path, kind, file)[0]
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+        raise OutputError(f"cannot read {path}: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -80,7 +81,10 @@ def journal(
     force: bool = False,
     keep: int | None = None,
 ) -> Iterator[Journal]:
-    """Open a journal: a new one, or `keep` lines of one of the same work to go on with."""
+    """Create a journal or, with `resume`, reopen one whose header matches.
+
+    `keep` is the number of lines to keep when resuming; None keeps all of them.
+    """
     header = {"format": kind.format, "version": VERSION, **header}
     try:
         file = path.open("r+b" if path.exists() else "x+b", buffering=0)
@@ -88,24 +92,28 @@ def journal(
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
     with file:
         _lock(file, path, kind)
-        if hasattr(os, "register_at_fork"):  # a loader process must not hold the lock longer
+        if hasattr(os, "register_at_fork"):  # forked data loaders must not inherit the lock
             os.register_at_fork(after_in_child=file.close)
         if not resume and not force and path.stat().st_size:
-            raise OutputError(
-                f"{path} is in the way: another {kind.work} has begun there meanwhile"
-            )
-        found, lines, end = _read(path, kind, file, keep) if resume else (None, {}, 0)
-        if found is not None:
-            _agree(path, kind, found, json.loads(json.dumps(header)))
+            raise OutputError(f"{path} already exists: another {kind.work} has just created it")
+        stored, lines, end = _read(path, kind, file, keep) if resume else (None, {}, 0)
+        if stored is not None:
+            _check_same_run(path, kind, stored, json.loads(json.dumps(header)))
         file.seek(end)
-        file.truncate()  # a line that was being written when the work was killed
-        if found is None:
+        file.truncate()  # drop a partial line left by an interrupted write
+        if stored is None:
             _write(file, header)
-        yield Journal(file, kind, lines)
+        book = Journal(file, kind, lines)
+        try:
+            yield book
+        except LegrError:
+            if not book.lines:
+                path.unlink()  # nothing was recorded: leave no empty journal behind
+            raise
 
 
 def _write(file: FileIO, line: Line) -> None:
-    """One line, all the way to the disk."""
+    """Write one line and sync it to disk."""
     raw = json.dumps(line, allow_nan=False).encode() + b"\n"
     try:
         if file.write(raw) != len(raw):
@@ -113,59 +121,61 @@ def _write(file: FileIO, line: Line) -> None:
         os.fsync(file.fileno())
     except OSError as error:
         raise OutputError(
-            f"cannot write {file.name}: {error.strerror}; make room and go on with --resume"
+            f"cannot write {file.name}: {error.strerror}; free some space and pass --resume"
         ) from error
 
 
 def _lock(file: FileIO, path: Path, kind: JournalFormat) -> None:
-    """Two processes must not write one journal; the lock goes with the process."""
+    """Lock the journal against other processes; the lock is released when this process exits."""
     try:
         import fcntl
-    except ImportError:  # Windows: an open file there cannot be replaced anyway
+    except ImportError:  # Windows, where an open file cannot be replaced anyway
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise kind.error(
-            f"another {kind.command} is writing {path}: wait for it, or stop it"
+            f"another {kind.command} is writing {path}: wait for it to finish, or stop it"
         ) from None
 
 
 def _read(
     path: Path, kind: JournalFormat, file: FileIO, keep: int | None = None
 ) -> tuple[Line | None, dict[int, Line], int]:
-    """Header, lines by number, and where the last whole line (that is kept) ends."""
-    *whole, torn = file.read().split(b"\n")  # torn: nothing, or half a line
+    """Return the header, the lines by number, and the offset where the last kept line ends."""
+    *complete, partial = file.read().split(b"\n")  # partial: empty, or an interrupted write
     if keep is not None:
-        whole = whole[: 1 + keep]
-    found = [_parsed(path, kind, number, raw) for number, raw in enumerate(whole, 1)]
-    begins = b'{"format": "' + kind.format.encode()
-    if not found and torn[: len(begins)] == begins[: len(torn)]:
+        complete = complete[: 1 + keep]
+    parsed = [_parse(path, kind, number, raw) for number, raw in enumerate(complete, 1)]
+    prefix = b'{"format": "' + kind.format.encode()
+    if not parsed and partial[: len(prefix)] == prefix[: len(partial)]:  # killed in the header
         return None, {}, 0
-    header = found[0] if found else {}
+    header = parsed[0] if parsed else {}
     ours = (header.get("format"), header.get("version")) == (kind.format, VERSION)
     if not ours or not isinstance(header.get("settings"), dict) or not kind.is_header(header):
-        raise kind.error(f"{path} is no {kind.format} that this legr reads: {kind.anew}")
+        raise kind.error(
+            f"{path} is not a {kind.format} file that this version of legr can read: {kind.anew}"
+        )
     lines: dict[int, Line] = {}
-    for number, line in enumerate(found[1:], 2):
+    for number, line in enumerate(parsed[1:], 2):
         if not kind.is_sound(line, header["settings"]) or line[kind.key] in lines:
             raise kind.error(f"{path}, line {number} is damaged: {kind.anew}")
         lines[line[kind.key]] = line
-    return header, lines, sum(len(raw) + 1 for raw in whole)
+    return header, lines, sum(len(raw) + 1 for raw in complete)
 
 
 def is_accuracy(value: Any) -> bool:
-    """Whether this is an accuracy, or a score of the user's own."""
+    """Whether this is a finite number, as accuracies and custom scores are."""
     return isinstance(value, int | float) and abs(value) < math.inf
 
 
 def is_loss(value: Any) -> bool:
-    """Whether this is a loss, or says that it was no number."""
+    """Whether this is a finite number, or None, which stands for a NaN or infinite loss."""
     return value is None or (isinstance(value, int | float) and abs(value) < math.inf)
 
 
 def is_score(value: Any) -> bool:
-    """Whether this is what a network reached on some images."""
+    """Whether this is an evaluation result: accuracy, loss and number of images."""
     return (
         isinstance(value, dict)
         and is_accuracy(value.get("accuracy"))
@@ -174,40 +184,42 @@ def is_score(value: Any) -> bool:
     )
 
 
-def _parsed(path: Path, kind: JournalFormat, number: int, raw: bytes) -> Line:
-    """One line."""
+def _parse(path: Path, kind: JournalFormat, number: int, raw: bytes) -> Line:
+    """Parse one line, which must be a JSON object."""
     try:
         line = json.loads(raw)
         if isinstance(line, dict):
             return line
-        reason = "no object"
+        reason = "not a JSON object"
     except (ValueError, RecursionError) as error:
         reason = first_line(error)
     raise kind.error(f"{path}, line {number} is damaged ({reason}): {kind.anew}") from None
 
 
-def _agree(path: Path, kind: JournalFormat, then: Line, now: Line) -> None:
-    """Refuse to go on with other work, and name all that differs."""
-    differs = []
-    for key, words in _WORDS.items():
-        old: Any = then.get(key)
-        new: Any = now.get(key)
+def _check_same_run(path: Path, kind: JournalFormat, stored: Line, header: Line) -> None:
+    """Raise unless both headers describe the same run, and list every difference."""
+    differences = []
+    for key, label in _LABELS.items():
+        old: Any = stored.get(key)
+        new: Any = header.get(key)
         if old == new:
             continue
         if key == "settings" and isinstance(old, dict):
-            differs += [
-                f"{option(name)} was {old.get(name)}, is {value}"
+            differences += [
+                f"{option(name)} was {old.get(name)}, is now {value}"
                 for name, value in new.items()
-                if old.get(name, _SINCE.get(name)) != value
+                if old.get(name, _DEFAULTS.get(name)) != value
             ]
         elif key == "data" and isinstance(old, dict) and {**old, "split": 0} == {**new, "split": 0}:
-            differs.append("the split of the data is another")
-        elif key.endswith("sha256") or isinstance(new, dict):
-            differs.append(f"{words} {'is another' if words.startswith('--') else 'are others'}")
+            differences.append("the train/validation split differs")
+        elif key.endswith("sha256"):
+            differences.append(f"{label} differ")
+        elif isinstance(new, dict):
+            differences.append(f"{label} differs")
         else:
-            differs.append(f"{words} was {old}, is {new}")
-    if differs:
+            differences.append(f"{label} was {old}, is now {new}")
+    if differences:
         raise kind.error(
-            f"{path} is of another {kind.work}: {'; '.join(differs)}. Resume with what it was "
-            "begun with, or begin anew with --force"
+            f"{path} belongs to a different {kind.work}: {'; '.join(differences)}. Resume with the "
+            "original settings, or pass --force to start over"
         )

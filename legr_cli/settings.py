@@ -1,4 +1,4 @@
-"""What a user can set: parsed and checked once, and stored with the result."""
+"""Settings of every command: parsed and validated once, and stored with the result."""
 
 import itertools
 import math
@@ -12,21 +12,21 @@ import numpy as np
 from legr_cli.errors import SettingError
 from legr_cli.targets import Target, check_value
 
-BLOCKS = {"avx512": 16, "avx2": 8, "arm": 4}  # channels that a CPU's kernels work on at once
+BLOCKS = {"avx512": 16, "avx2": 8, "arm": 4}  # channels that a CPU's kernels process at once
 
-NARROW = 4  # blocks that a group has at least, before blocks get smaller
+NARROW = 4  # groups narrower than this many blocks use smaller blocks
 
 
 @dataclass(frozen=True)
 class Align:
-    """Channels in multiples of `block`; `auto` uses smaller blocks in narrow groups."""
+    """Round channel counts to multiples of `block`; `auto` uses smaller blocks in narrow groups."""
 
     name: str = "1"
     block: int = 1
-    narrow: int = 0  # halve the block until a group is so many blocks wide; 0: never
+    narrow: int = 0  # halve the block until a group is at least this many blocks wide; 0: never
 
     def blocks(self, widths: np.ndarray, channels: np.ndarray) -> np.ndarray:
-        """Units in a block for groups of these widths, whose units have so many channels each."""
+        """Units per block for groups with these widths and these numbers of channels per unit."""
         block = np.full(len(widths), self.block)
         if self.narrow:
             while (coarse := (block > 1) & (widths < self.narrow * block)).any():
@@ -35,13 +35,16 @@ class Align:
 
     def __str__(self) -> str:
         if self.block == 1:
-            return f"{self.name}: any number of channels, the paper's own cut"
-        rule = ", fewer where narrow" if self.narrow else ""
+            return f"{self.name}: any number of channels, as in the paper"
+        rule = ", fewer in narrow groups" if self.narrow else ""
         return f"{self.name}: multiples of {self.block}{rule}"
 
 
 def parse_align(text: str, cpu: str | None = None) -> Align:
-    """`auto` (`cpu`, or this one), `avx512`, `avx2`, `arm`, or a number; 1 is the paper's own."""
+    """Parse `auto` (for `cpu`, or this machine), `avx512`, `avx2`, `arm`, or a number of channels.
+
+    1 leaves the cut as in the paper.
+    """
     if text == "auto":
         name = cpu or this_cpu()
         return Align(f"auto ({name})", BLOCKS.get(name, 4), NARROW)
@@ -49,13 +52,13 @@ def parse_align(text: str, cpu: str | None = None) -> Align:
         return Align(text, BLOCKS[text], NARROW)
     if not re.fullmatch(r"\d{1,6}", text) or int(text) < 1:
         raise SettingError(
-            f"--align {text}: expected auto, {', '.join(BLOCKS)} or a number of channels from 1"
+            f"--align {text}: expected auto, {', '.join(BLOCKS)} or a positive number of channels"
         )
     return Align(text, int(text))
 
 
 def this_cpu() -> str:
-    """The kind of kernels that ONNX Runtime would use on this machine."""
+    """The instruction set that ONNX Runtime's kernels would use on this machine."""
     if platform.machine().lower() in ("aarch64", "arm64", "armv7l", "armv8l"):
         return "arm"
     import torch
@@ -66,21 +69,23 @@ def this_cpu() -> str:
 
 
 def parse_input(text: str | None) -> tuple[int, ...] | None:
-    """`3x224x224`: channels and sides of one image; None stays None."""
+    """Parse the shape of one image, such as `3x224x224`; None stays None."""
     if text is None:
         return None
     if not re.fullmatch(r"\d{1,5}(x\d{1,5}){1,3}", text) or "0" in text.split("x"):
-        raise SettingError(f"--input {text}: expected channels and sides such as 3x224x224")
+        raise SettingError(
+            f"--input {text}: expected channels, height and width, such as 3x224x224"
+        )
     return tuple(int(side) for side in text.split("x"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prune:
-    """The settings of a prune."""
+    """Settings of pruning."""
 
     targets: tuple[Target, ...]
     align: Align
-    min_keep: float = 0.1  # share of every layer that is never removed
+    min_keep: float = 0.1  # fraction of every layer that is always kept
 
     def __post_init__(self) -> None:
         if not self.targets:
@@ -88,16 +93,16 @@ class Prune:
         if not isinstance(self.min_keep, int | float) or not 0 <= self.min_keep <= 1:
             raise SettingError(f"--min-keep must be from 0 to 1, got {self.min_keep}")
         if len({target.label for target in self.targets}) < len(self.targets):
-            raise SettingError("a target is given twice")
+            raise SettingError("the same target is given twice")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """How networks are timed."""
+    """Settings of latency measurements."""
 
     threads: int = 1
-    seconds: float = 3.0  # for each network
-    core: int | None = None  # None: the fastest
+    seconds: float = 3.0  # per network
+    core: int | None = None  # None: the fastest core
 
     def __post_init__(self) -> None:
         _within(self, threads=(1, 1024), seconds=(0.01, 86_400))
@@ -110,30 +115,31 @@ MANY, LARGEST_SEED = 10**6, 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The settings of a search for a ranking (paper, Algorithm 1)."""
+    """Settings of the search for a ranking (Algorithm 1 of the paper)."""
 
-    flops: tuple[float, ...] = (0.2,)  # ζ̂: the shares at which candidates are compared
-    candidates: int = 400  # E
+    flops: tuple[float, ...] = (0.2,)  # ζ̂: fractions of the FLOPs at which candidates are compared
+    candidates: int = 400  # E: candidates to evaluate
     population: int = 64  # P: candidates alive at once
-    sample: int = 16  # S: of which the fittest is a parent
-    mutate: float = 0.1  # u: share of the layers that change
-    sigma: float = 1.0  # random walk of log α; κ walks by its layer's deviation × sigma
-    sigma_end: float = 1.0  # what sigma has come to at the last candidate
-    start: str = "auto"  # the first pool: changes of the identity (α = 1, κ = 0), of α and κ that
-    # take the same share of every layer (level), of the fitter of the two; or all at random
+    sample: int = 16  # S: tournament size
+    mutate: float = 0.1  # u: fraction of the layers that mutate
+    sigma: float = 1.0  # step of the random walk in log α; in κ, × the layer's standard deviation
+    sigma_end: float = 1.0  # sigma at the last candidate
+    # The initial population mutates the identity (α = 1, κ = 0), "level" (the α and κ that cut the
+    # same fraction of every layer), or the fitter of the two ("auto"); or it is drawn at random.
+    start: str = "auto"
     fitness: str = "finetune"
-    steps: int | None = None  # τ̂: batches to adapt on; None: as many as the fitness implies
+    steps: int | None = None  # τ̂: adaptation steps per candidate; None: the default of the fitness
     batch_size: int = 128
     lr: float = 0.01
-    amp: bool = False  # those steps in half precision, where the device has it
-    val_images: int = 10_000  # images to measure on, at most
+    amp: bool = False  # adapt in half precision where the device supports it
+    val_images: int = 10_000  # maximum number of images to evaluate on
     min_keep: float = 0.1
     align: Align = Align()
     seed: int = 0
-    workers: int = 1  # W: candidate e may depend on results up to e − W
+    workers: int = 1  # W: candidate e depends only on results up to e − W
 
     def __post_init__(self) -> None:
-        _ = self.cut  # checks its shares and --min-keep
+        _ = self.cut  # validates --flops and --min-keep
         _within(
             self,
             candidates=(1, MANY),
@@ -154,44 +160,46 @@ class Search:
         _one_of(self, start=("auto", "identity", "level", "random"))
         for name in ("mutate", "sigma", "sigma_end", "lr"):
             if not 0 < (value := getattr(self, name)) < math.inf:
-                raise SettingError(f"{option(name)} must be over 0 and finite, got {value}")
+                raise SettingError(f"{option(name)} must be positive and finite, got {value}")
         if self.mutate > 1:
-            raise SettingError(f"--mutate is a share of the layers: at most 1, got {self.mutate}")
+            raise SettingError(
+                f"--mutate is a fraction of the layers: at most 1, got {self.mutate}"
+            )
 
     @property
     def cut(self) -> Prune:
-        """How every candidate is cut."""
+        """The settings with which every candidate is pruned."""
         targets = tuple(Target("flops", share) for share in self.flops)
         return Prune(targets=targets, align=self.align, min_keep=self.min_keep)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The settings of a training; `recipes` has the paper's."""
+    """Settings of training and fine-tuning; `recipes` has those of the paper."""
 
     recipe: str
     epochs: int
-    lr: float  # the highest
+    lr: float  # peak learning rate
     schedule: str = "steps"  # or "one-cycle"
-    drops: tuple[float, ...] = ()  # steps: after so many epochs the rate falls …
+    drops: tuple[float, ...] = ()  # epochs after which "steps" divides the learning rate …
     drop_by: float = 10.0  # … by this factor
-    warmup: float = 0.0  # share of the training in which the rate rises to its highest
+    warmup: float = 0.0  # fraction of the training over which the learning rate rises to its peak
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 5e-4
     batch_size: int = 128
-    patience: int = 0  # stop after so many epochs without a better one; 0: never
+    patience: int = 0  # stop after this many epochs without improvement; 0: never
     label_smoothing: float = 0.0
-    clip: float = 0.0  # largest norm of a gradient; 0: any
-    ema: float = 0.0  # decay of the moving average of the weights; 0: none
-    teacher_weight: float = 0.9  # of the teacher's answer in the loss, where there is a teacher
-    temperature: float = 4.0  # at which answers are compared
+    clip: float = 0.0  # maximum gradient norm; 0: no clipping
+    ema: float = 0.0  # decay of the moving average of the weights; 0: no average
+    teacher_weight: float = 0.9  # weight of the distillation term, if there is a teacher
+    temperature: float = 4.0  # distillation temperature
     amp: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
-            raise SettingError(f"--lr must be over 0, got {self.lr}")
+            raise SettingError(f"--lr must be positive, got {self.lr}")
         _within(
             self,
             epochs=(1, MANY),
@@ -210,48 +218,50 @@ class Training:
             temperature=(0.01, 1000),
         )
         if self.nesterov and not self.momentum:
-            raise SettingError("--momentum 0 has no Nesterov form: pass --no-nesterov")
+            raise SettingError("Nesterov momentum needs --momentum above 0: pass --no-nesterov")
         _one_of(self, schedule=("steps", "one-cycle"))
         if any(b <= a for a, b in itertools.pairwise((0, *self.drops, self.epochs))):
-            raise SettingError("--drops: expected epochs in rising order, before the last one ends")
+            raise SettingError(
+                f"--drops: expected increasing epochs between 0 and --epochs {self.epochs}"
+            )
         if len(self.drops) > 20:
-            raise SettingError(f"--drops: expected 20 at most, got {len(self.drops)}")
+            raise SettingError(f"--drops: expected at most 20 epochs, got {len(self.drops)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compare:
-    """The settings of a comparison; what methods share, they have in common."""
+    """Settings of a comparison; every method gets the same ones where they apply."""
 
     methods: tuple[str, ...]
     targets: tuple[Target, ...]
-    training: Training  # of every network in the end
+    training: Training  # final fine-tuning of every network
     align: Align = Align()
     min_keep: float = 0.1
-    search_flops: tuple[float, ...] = ()  # where one ranking for all targets is learned: the lowest
-    candidates: int = 400  # of every search; AMC's episodes for each target
-    sigma: float = 1.0  # of the random walk of all searches but AMC's
+    search_flops: tuple[float, ...] = ()  # FLOPs at which rankings are learned; (): lowest target
+    candidates: int = 400  # per search; for AMC, episodes per target
+    sigma: float = 1.0  # step of the random walk, in all searches but AMC's
     fitness: str = "finetune"
     steps: int | None = None
-    lr: float = 0.01  # of a candidate's steps and of MorphNet's
+    lr: float = 0.01  # learning rate of the candidates' steps and of MorphNet
     batch_size: int = 128
     val_images: int = 10_000
-    round_units: int = 1  # Taylor, Fisher: units (or blocks) that go in a round …
-    round_steps: int = 500  # … after so many steps
+    round_units: int = 1  # Taylor, Fisher: units (or blocks) removed per round …
+    round_steps: int = 500  # … after this many training steps
     round_lr: float = 0.0025
-    fisher_weight: float = 1.0  # λ, relative to what units are worth and cost on average
-    trials: int = 3  # MorphNet: values of λ that are tried for each target …
-    trial_steps: int = 2000  # … for so many steps
-    repeats: int = 1  # with other seeds
+    fisher_weight: float = 1.0  # λ, relative to the mean information and mean FLOPs of a unit
+    trials: int = 3  # MorphNet: values of λ to try per target …
+    trial_steps: int = 2000  # … for this many training steps each
+    repeats: int = 1  # runs, each with its own seed
     seed: int = 0
     workers: int = 1
 
     def __post_init__(self) -> None:
         if len(set(self.methods)) < len(self.methods):
-            raise SettingError("--methods: one is named twice")
+            raise SettingError("--methods: the same method is given twice")
         _ = Prune(targets=self.targets, align=self.align, min_keep=self.min_keep)
         for share in self.search_flops:
             check_value("flops", share, "search-flops")
-        _ = self.search(self.search_flops or (self.targets[0].value,), self.seed)  # what they share
+        _ = self.search(self.search_flops or (self.targets[0].value,), self.seed)  # validates
         _within(
             self,
             round_units=(1, MANY),
@@ -265,7 +275,7 @@ class Compare:
         )
 
     def search(self, flops: tuple[float, ...], seed: int) -> Search:
-        """A search at these shares of the FLOPs."""
+        """The settings of a search at these fractions of the FLOPs."""
         population = min(Search.population, self.candidates)
         return Search(
             flops=flops,
@@ -288,7 +298,7 @@ class Compare:
 
 
 def parse_drops(text: str) -> tuple[float, ...]:
-    """`18,36,48`: epochs after which the learning rate falls; `none` for a constant rate."""
+    """Parse epochs after which the learning rate drops (`18,36,48`); `none` keeps it constant."""
     if text == "none":
         return ()
     parts = text.split(",")
@@ -298,22 +308,22 @@ def parse_drops(text: str) -> tuple[float, ...]:
 
 
 def _within(settings: Any, **limits: tuple[float, float]) -> None:
-    """Every number from its least to its most."""
-    for name, (least, most) in limits.items():
+    """Raise unless every number is within its limits, both inclusive; NaN never is."""
+    for name, (lowest, highest) in limits.items():
         value = getattr(settings, name)
-        if not value >= least:
-            raise SettingError(f"{option(name)} must be at least {least}, got {value}")
-        if not value <= most:
-            raise SettingError(f"{option(name)} must be at most {most}, got {value}")
+        if not value >= lowest:
+            raise SettingError(f"{option(name)} must be at least {lowest}, got {value}")
+        if not value <= highest:
+            raise SettingError(f"{option(name)} must be at most {highest}, got {value}")
 
 
 def _one_of(settings: Any, **choices: tuple[str, ...]) -> None:
-    """Every word one of those that are known."""
+    """Raise unless every value is one of its choices."""
     for name, known in choices.items():
         if (value := getattr(settings, name)) not in known:
             raise SettingError(f"{option(name)} must be {' or '.join(known)}, got {value}")
 
 
 def option(name: str) -> str:
-    """`batch_size` as the command line has it."""
+    """The command-line option of a setting: `batch_size` → `--batch-size`."""
     return "--" + name.replace("_", "-")

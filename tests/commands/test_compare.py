@@ -119,11 +119,11 @@ def test_killed_and_resumed_it_ends_the_same(versus: Path, weights: Path, tmp_pa
         process.send_signal(signal.SIGKILL)
         process.communicate()
     assert not (folder / "compare.json").exists()
-    assert "--resume goes on" in fails(*args[1:])
+    assert "pass --resume" in fails(*args[1:])
     legr(*args[1:], "--resume")
     assert compared(folder) == compared(versus)
     changed = (*args[1:], "--resume", "--candidates", 5)
-    assert "--candidates was 4, is 5" in fails(*changed)
+    assert "--candidates was 4, is now 5" in fails(*changed)
     seen = (folder / "compare.jsonl").read_bytes()
     legr(*args[1:], "--resume")
     assert (folder / "compare.jsonl").read_bytes() == seen
@@ -167,7 +167,7 @@ def test_damage_inside_a_comparison_costs_only_that(weights: Path, tmp_path: Pat
     assert "1 of these are not in" in result.stderr
     record = folder / "compare.jsonl"
     record.write_text(record.read_text().replace('"dense": {', '"dance": {'))
-    assert f"{record} is no legr-pieces that this legr reads" in fails(*args, "--resume")
+    assert f"{record} is not a legr-pieces file" in fails(*args, "--resume")
 
 
 def test_more_units_a_round_than_there_are(weights: Path, tmp_path: Path) -> None:
@@ -284,10 +284,10 @@ def test_in_half_precision_at_two_shares(weights: Path, tmp_path: Path) -> None:
     ("args", "message"),
     [
         (("--methods", "legr,magic"), "--methods magic: expected all, or some of legr, norm, "),
-        (("--methods", "legr,legr"), "--methods: one is named twice"),
+        (("--methods", "legr,legr"), "--methods: the same method is given twice"),
         (("--methods", ""), "--methods : expected all"),
         (("--flops", "1.5"), "--flops must be over 0 and at most 1"),
-        (("--flops", "0.4,0.4"), "a target is given twice"),
+        (("--flops", "0.4,0.4"), "the same target is given twice"),
         (("--search-flops", 0), "--search-flops must be over 0"),
         (("--search-flops", ""), "--search-flops : expected a share"),
         (("--round-steps", 0), "--round-steps must be at least 1"),
@@ -295,7 +295,7 @@ def test_in_half_precision_at_two_shares(weights: Path, tmp_path: Path) -> None:
         (("--trials", 0), "--trials must be at least 1"),
         (("--repeats", 0), "--repeats must be at least 1"),
         (("--candidates", 0), "--candidates must be at least 1"),
-        (("--sigma", 0), "--sigma must be over 0"),
+        (("--sigma", 0), "--sigma must be positive"),
         (("--recipe", "slow"), "--recipe slow: expected"),
         (("--resume", "--force"), "choose one"),
     ],
@@ -310,7 +310,7 @@ def test_bad_places(weights: Path, tmp_path: Path) -> None:
     (tmp_path / "full" / "mine.txt").write_text("x")
     (tmp_path / "file").write_text("x")
     for name, message in (
-        ("full", "has other things in it"),
+        ("full", "contains other files"),
         ("file", "is a file"),
         ("none/v", "does not exist"),
     ):

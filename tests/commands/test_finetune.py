@@ -212,9 +212,9 @@ def test_resume_of_a_training_that_is_done(pruned: Path, tmp_path: Path) -> None
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert json.loads(legr(*args, "--json", "--resume")) == first
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
-    assert "is in the way, a network: --resume goes on with it" in fails(*args)
+    assert "already exists (a network): pass --resume" in fails(*args)
     other = fails(*args, "--resume", "--lr", 0.3, "--ema", 0.5)
-    assert "of another training: --lr was 0.05, is 0.3; --ema was 0.0, is 0.5." in other
+    assert "different training: --lr was 0.05, is now 0.3; --ema was 0.0, is now 0.5." in other
     old = out.read_bytes()
     legr(*args, "--force", "--lr", 0.3)
     assert lines(out)[0]["settings"]["lr"] == 0.3
@@ -232,11 +232,9 @@ def test_resume_of_another_training_is_refused(weights: Path, pruned: Path, tmp_
     legr("finetune", pruned, *TUNE, "--epochs", 2, "--out", out)
     args = ("finetune", *TUNE, "--epochs", 2, "--out", out, "--resume")
     said = fails(args[0], weights, *args[1:], "--input", "3x32x32")
-    assert "the checkpoint's weights are others" in said
-    assert "--seed was 0, is 1" in fails(args[0], pruned, *args[1:], "--seed", 1)
-    assert "the teacher's weights are others" in fails(
-        args[0], pruned, *args[1:], "--teacher", weights
-    )
+    assert "the checkpoint's weights differ" in said
+    assert "--seed was 0, is now 1" in fails(args[0], pruned, *args[1:], "--seed", 1)
+    assert "the teacher's weights differ" in fails(args[0], pruned, *args[1:], "--teacher", weights)
 
 
 def test_early_stopping(tmp_path: Path) -> None:
@@ -262,7 +260,7 @@ def test_all_images_are_trained_on(tmp_path: Path) -> None:
     assert said["best_epoch"] == len(epochs) == 9
     assert said["validation"] is None
     assert said["test"]["images"] == 360
-    assert "the data are others" in fails(*args, "--resume")
+    assert "the data differs" in fails(*args, "--resume")
     assert "pass --patience 0" in fails(*args, "--all-images", "--patience", 1, "--force")
 
 
@@ -291,7 +289,7 @@ def test_statistics_alone(pruned: Path, tmp_path: Path) -> None:
     assert changed
     assert all(n.endswith(("running_mean", "running_var", "batches_tracked")) for n in changed)
     assert said["settings"] == {"recipe": "bn-recalibrate", "seed": 0}
-    assert "of another training" in fails(*args[:-3], "--out", out, "--resume")
+    assert "different training" in fails(*args[:-3], "--out", out, "--resume")
     assert "leave --epochs out" in fails(*args, "--epochs", 3, "--force")
     assert "leave --patience out" in fails(*args, "--patience", 0, "--force")
     assert "leave --all-images out" in fails(*args, "--all-images", "--force")
@@ -487,7 +485,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "recipe": (("--recipe", "fast"), "--recipe fast: expected quick, cifar"),
     "epochs": (("--epochs", "0"), "--epochs must be at least 1, got 0"),
     "cuda": (("--device", "cuda"), "--device cuda: torch sees 0 CUDA devices here"),
-    "both": (("--resume", "--force"), "--resume goes on, --force begins anew: choose one"),
+    "both": (("--resume", "--force"), "--resume and --force exclude each other"),
     "temperature": (("--temperature", "2"), "--temperature is about a teacher"),
     "teacher": (("--teacher", "nowhere.pth"), "--teacher: nowhere.pth does not exist"),
     "batch": (("--batch-size", "1"), "--batch-size must be at least 2, got 1"),
@@ -570,7 +568,7 @@ def test_a_state_that_is_damaged_or_of_another_training(pruned: Path, tmp_path: 
     assert [line["epoch"] for line in lines(out)[1:]] == [1, 2, 3]
     journal = out.with_suffix(".epochs.jsonl")
     journal.unlink()
-    assert "has no t.epochs.jsonl beside it to go on with" in fails(*args, "--resume")
+    assert "t.epochs.jsonl is missing" in fails(*args, "--resume")
 
 
 def test_the_recipes_are_shown() -> None:
@@ -688,7 +686,7 @@ def test_a_state_is_checked_before_it_is_used(
         journal.write_text("\n".join([header, broken, *rest]) + "\n")
         assert "line 2 is damaged" in fails(*args, "--resume")
     journal.write_text(re.sub(r'"before": {[^}]*}', '"before": null', text, count=1))
-    assert "is no legr-epochs that this legr reads" in fails(*args, "--resume")
+    assert "is not a legr-epochs file" in fails(*args, "--resume")
     journal.write_text(text.splitlines()[0] + "\n")
     assert "is not of the training in t.epochs.jsonl" in fails(*args, "--resume")
     journal.write_text(text)

@@ -130,7 +130,7 @@ def test_compared_at_two_shares(weights: Path, tmp_path: Path) -> None:
     legr("report", out, "--out", tmp_path / "report.html")
     assert "compared at 30% and 60% of the FLOPs" in (tmp_path / "report.html").read_text()
     again = runner.invoke(app, [str(a) for a in ("learn", weights, *NET, "--out", out, "--resume")])
-    assert "--flops was [0.3, 0.6], is 0.2" in again.stderr
+    assert "--flops was [0.3, 0.6], is now 0.2" in again.stderr
 
 
 def test_steps_in_half_precision(
@@ -166,7 +166,7 @@ def test_a_history_from_before_a_setting_was_known(weights: Path, tmp_path: Path
     other = ("learn", weights, *args, "--population", 2, "--sample", 2, "--resume", "--amp")
     with pytest.MonkeyPatch.context() as here:
         here.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
-        assert "--amp was None, is True" in fails(*other, "--out", out)
+        assert "--amp was None, is now True" in fails(*other, "--out", out)
 
 
 def test_two_workers_are_as_reproducible_as_one(weights: Path, tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "workers": (("--workers", "0"), "--workers must be at least 1, got 0"),
     "candidates": (("--candidates", "0"), "--candidates must be at least 1"),
     "mutate": (("--mutate", "1.5"), "--mutate is a share"),
-    "sigma": (("--sigma", "nan"), "--sigma must be over 0"),
+    "sigma": (("--sigma", "nan"), "--sigma must be positive"),
     "fitness": (("--fitness", "loss"), "--fitness must be finetune or bn or none"),
     "start": (("--start", "zero"), "--start must be auto or identity or level or random"),
     "device": (("--device", "toaster"), "--device toaster: expected auto"),
@@ -396,7 +396,7 @@ def test_what_is_in_the_way_stays(prepare, weights: Path, tmp_path: Path) -> Non
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}
     result = runner.invoke(app, ["learn", str(weights), *NET, "--out", str(tmp_path / "r.json")])
     assert result.exit_code == 1
-    assert "is in the way" in result.stderr
+    assert "already exists" in result.stderr
     assert "--resume" in result.stderr
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
@@ -554,7 +554,7 @@ def test_a_ranking_without_history_is_not_resumed(weights: Path, tmp_path: Path)
     args = ("learn", weights, *NET, *QUICK, "--candidates", 1, "--out", out, "--resume")
     result = runner.invoke(app, [str(arg) for arg in args])
     assert result.exit_code == 1
-    assert "has no r.history.jsonl beside it" in result.stderr
+    assert "r.history.jsonl is missing" in result.stderr
     assert out.read_text() == '{"precious": 1}'
 
 
@@ -569,7 +569,7 @@ def test_changed_images_are_not_resumed(weights: Path, tmp_path: Path) -> None:
     args = ("learn", weights, *NET, *QUICK, "--out", out, *spec, "--resume")
     result = runner.invoke(app, [str(arg) for arg in args])
     assert result.exit_code == 1
-    assert "is of another search: the data" in result.stderr
+    assert "different search: the data" in result.stderr
 
 
 def test_large_images_in_two_workers(weights: Path, tmp_path: Path) -> None:

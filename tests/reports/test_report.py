@@ -80,7 +80,7 @@ def test_the_demo_gives_what_it_promises(told: Path) -> None:
 def test_bad_places_for_a_demo(told: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "is a file: name a folder" in fails("demo", "--out", tmp_path / "file")
-    assert "has other things in it" in fails("demo", "--out", tmp_path)
+    assert "contains other files" in fails("demo", "--out", tmp_path)
     assert "does not exist" in fails("demo", "--out", tmp_path / "no" / "such")
     other = tmp_path / "other"
     other.mkdir()
