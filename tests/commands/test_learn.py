@@ -536,9 +536,9 @@ def test_odd_networks_are_learned_and_repeat(odd: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("leaving", "odd:leaving cannot be built: 0"),
+        ("leaving", "cannot build --arch odd:leaving: 0"),
         ("moody", "must give one tensor of images × classes"),
-        ("nobody", "odd:nobody does not import"),
+        ("nobody", "cannot import --arch odd:nobody"),
     ],
 )
 def test_odd_networks_that_cannot_be_learned(odd: Path, name: str, message: str) -> None:

@@ -222,7 +222,7 @@ def test_bad_reports(told: Path, tmp_path: Path) -> None:
     for name, words in {
         "x.json": "is not a network, ranking, benchmark",
         "x.txt": "is not a network, ranking, benchmark",
-        "x.safetensors": "no sound safetensors file",
+        "x.safetensors": "not a valid safetensors file",
         "broken.json": "its layers are not what legr writes",
         "missing": "does not exist",
     }.items():
