@@ -1,8 +1,8 @@
-"""Images → batches on the device, ready for the network.
+"""Images → normalized batches on the device.
 
-Decoded images are picked, cut and mirrored by the batch; files are read by loader processes with
-torchvision's transforms. Random numbers come from the generator that is passed in, on the CPU, so
-that every device and every process sees the same batches.
+Decoded images are gathered, cropped and flipped a batch at a time; files are read by DataLoader
+workers with torchvision's transforms. Random numbers come from the CPU generator passed in, so
+batches do not depend on the device or the number of processes.
 """
 
 import multiprocessing
@@ -24,29 +24,29 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Serving:
-    """How batches are made; of several processes, each takes its share of every batch."""
+    """How batches are made; with several processes, each takes its share of every batch."""
 
     feed: Feed
-    size: int  # images in a batch, of all processes together
+    size: int  # images per batch, summed over all processes
     device: torch.device
     rank: int = 0
     ranks: int = 1
-    loaders: int | None = None  # processes that read files; as many as torch has threads
+    loaders: int | None = None  # DataLoader workers; None: as many as torch has threads
 
     def share(self, rows: Tensor) -> Tensor:
-        """Of a batch, what is for this process."""
+        """The rows of a batch that belong to this process."""
         return rows[self.rank :: self.ranks]
 
 
 def in_order(part: Part, serving: Serving) -> Iterator[Batch]:
-    """Every image once, as it is."""
+    """Yield every image once, in order and without augmentation."""
     yield from _batches(part, serving, torch.arange(len(part)), None)
 
 
 def shuffled(
     part: Part, serving: Serving, generator: torch.Generator, augment: bool = True
 ) -> Iterator[Batch]:
-    """Every image once in random order; the rest that fills no batch is left out."""
+    """Yield images in random order, each at most once; an incomplete last batch is dropped."""
     order = torch.randperm(len(part), generator=generator)
     size = serving.size
     if len(order) >= size:
@@ -55,12 +55,12 @@ def shuffled(
 
 
 def steps_in(part: Part, size: int) -> int:
-    """Batches that `shuffled` makes of this part."""
+    """Number of batches that `shuffled` yields for this part."""
     return max(1, len(part) // size)
 
 
 def endless(epoch: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
-    """One epoch after another."""
+    """Repeat epochs forever."""
     while True:
         yield from epoch()
 
@@ -68,15 +68,15 @@ def endless(epoch: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
 def _batches(
     part: Part, serving: Serving, order: Tensor, augment: torch.Generator | None
 ) -> Iterator[Batch]:
-    """The images in this order."""
+    """Yield the images in this order; `augment` draws the augmentation, None turns it off."""
     device = serving.device
     if part.own is not None:
-        found = _from_own(part, serving, order, augment)
+        batches = _from_own(part, serving, order, augment)
     elif part.pixels is None:
-        found = _from_files(part, serving, order, augment)
+        batches = _from_files(part, serving, order, augment)
     else:
-        found = _from_memory(part, serving, order, augment)
-    for images, labels in found:
+        batches = _from_memory(part, serving, order, augment)
+    for images, labels in batches:
         images = as_input(images.to(device, non_blocking=True), serving.feed)
         yield images, labels.to(device, non_blocking=True)
 
@@ -84,35 +84,38 @@ def _batches(
 def _from_memory(
     part: Part, serving: Serving, order: Tensor, augment: torch.Generator | None
 ) -> Iterator[Batch]:
-    """Rows of the decoded images, moved and mirrored on the device."""
+    """Batches of decoded images, cropped and flipped on the device."""
     assert part.pixels is not None
     pixels = part.pixels.on(serving.device)
     index, labels = torch.from_numpy(part.index), torch.from_numpy(part.labels)
     for batch in order.split(serving.size):
         rows = serving.share(batch)
         images = pixels.index_select(0, index[rows].to(serving.device))
-        if augment is not None:  # drawn for the whole batch: the same for any number of processes
+        if (
+            augment is not None
+        ):  # drawn for the full batch, so the number of processes is irrelevant
             pad = max(1, images.shape[2] // 8)
-            moves = torch.randint(2 * pad + 1, (len(batch), 2), generator=augment)
+            offsets = torch.randint(2 * pad + 1, (len(batch), 2), generator=augment)
             coins = torch.rand(len(batch), generator=augment) < 0.5
-            mirrored = serving.share(coins) if serving.feed.flip else None
-            images = crop_and_flip(images, pad, serving.share(moves), mirrored)
+            flipped = serving.share(coins) if serving.feed.flip else None
+            images = crop_and_flip(images, pad, serving.share(offsets), flipped)
         yield images, labels[rows]
 
 
-def crop_and_flip(images: Tensor, pad: int, moves: Tensor, mirrored: Tensor | None) -> Tensor:
-    """Move each image down and right by −pad … pad, as `moves` − pad says, and mirror some."""
+def crop_and_flip(images: Tensor, pad: int, offsets: Tensor, flipped: Tensor | None) -> Tensor:
+    """Zero-pad each image by `pad`, crop it at its (row, column) offset, and flip where told to."""
     count, _, height, width = images.shape
+    # A view of every possible crop: N × C × offset row × offset column × H × W.
     windows = F.pad(images, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
-    down, right = moves.to(images.device).unbind(1)
-    moved = windows[torch.arange(count, device=images.device), :, down, right]
-    if mirrored is None:
-        return moved
-    return torch.where(mirrored.to(images.device)[:, None, None, None], moved.flip(3), moved)
+    rows, columns = offsets.to(images.device).unbind(1)
+    cropped = windows[torch.arange(count, device=images.device), :, rows, columns]
+    if flipped is None:
+        return cropped
+    return torch.where(flipped.to(images.device)[:, None, None, None], cropped.flip(3), cropped)
 
 
 def as_input(images: Tensor, feed: Feed) -> Tensor:
-    """Bytes → normalised numbers of the network's size, channels last."""
+    """Convert uint8 images to normalized floats of the network's size, channels last."""
     layout = torch.channels_last if images.ndim == 4 else torch.contiguous_format
     values = images.to(torch.float32, memory_format=layout)
     if not feed.mean:
@@ -122,22 +125,22 @@ def as_input(images: Tensor, feed: Feed) -> Tensor:
     mean, std = (
         torch.tensor(x, device=values.device).view(1, -1, 1, 1) for x in (feed.mean, feed.std)
     )
-    return values.mul_(1 / (255 * std)).sub_(mean / std)
+    return values.mul_(1 / (255 * std)).sub_(mean / std)  # (x / 255 − mean) / std, in place
 
 
 def _from_own(
     part: Part, serving: Serving, order: Tensor, augment: torch.Generator | None
 ) -> Iterator[Batch]:
-    """A user's own data; what its transforms draw is another in every epoch of a training."""
+    """Batches of a user's own data; random transforms get a new seed in every epoch."""
     assert part.own is not None
     seed = 0 if augment is None else int(torch.randint(2**62, (), generator=augment))
     shares = [part.index[serving.share(batch)].tolist() for batch in order.split(serving.size)]
-    alone = multiprocessing.current_process().daemon  # it may have no children of its own
-    yield from part.own.batches([rows for rows in shares if rows], seed, 0 if alone else None)
+    is_daemon = multiprocessing.current_process().daemon  # daemons cannot start workers
+    yield from part.own.batches([rows for rows in shares if rows], seed, 0 if is_daemon else None)
 
 
 class _Files(Dataset[Any]):
-    """Image files as bytes of the network's size."""
+    """Image files, transformed to uint8 tensors of the network's size."""
 
     def __init__(self, part: Part, channels: int, transform: Any, seed: int) -> None:
         self.part, self.channels, self.transform, self.seed = part, channels, transform, seed
@@ -146,7 +149,7 @@ class _Files(Dataset[Any]):
         return len(self.part)
 
     def __getitem__(self, row: int) -> Any:
-        """One image and its label; its random numbers depend on the seed and on nothing else."""
+        """One image and its label; random transforms depend only on the seed and the row."""
         path = self.part.root / self.part.files[self.part.index[row]]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed + row)
@@ -157,7 +160,7 @@ class _Files(Dataset[Any]):
 def _from_files(
     part: Part, serving: Serving, order: Tensor, augment: torch.Generator | None
 ) -> Iterator[Batch]:
-    """Files, read by loader processes."""
+    """Batches of image files, read by DataLoader workers."""
     from torchvision.transforms import v2
 
     feed = serving.feed
@@ -168,25 +171,25 @@ def _from_files(
     else:
         seed = int(torch.randint(2**62, (), generator=augment))
         steps = [v2.RandomResizedCrop(side)] + [v2.RandomHorizontalFlip()] * feed.flip
-    alone = multiprocessing.current_process().daemon  # it may have no children of its own
+    is_daemon = multiprocessing.current_process().daemon  # daemons cannot start workers
     fork = "fork" in multiprocessing.get_all_start_methods()
     mine = [serving.share(batch).tolist() for batch in order.split(serving.size)]
     loaders = torch.get_num_threads() if serving.loaders is None else serving.loaders
     loader: DataLoader = DataLoader(
         _Files(part, feed.shape[0], v2.Compose([*steps, v2.PILToTensor()]), seed),
         batch_sampler=[rows for rows in mine if rows],
-        num_workers=0 if alone else loaders,
-        multiprocessing_context="fork" if fork and loaders and not alone else None,
+        num_workers=0 if is_daemon else loaders,
+        multiprocessing_context="fork" if fork and loaders and not is_daemon else None,
         pin_memory=serving.device.type == "cuda",
         generator=torch.Generator(),
     )
     try:
         yield from ((images, labels) for images, labels in loader)
-    except DataError as error:  # of a loader process: with its traceback, whose last line is ours
+    except DataError as error:  # from a worker: its traceback ends with our message
         raise DataError(str(error).strip().splitlines()[-1].split("DataError: ")[-1]) from None
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
         raise DataError(
-            "a process that reads images was lost, as a rule for want of memory: go on with fewer"
+            "a DataLoader worker died, most likely because memory ran out: use fewer workers"
         ) from error

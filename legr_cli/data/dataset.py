@@ -1,4 +1,4 @@
-"""A data set made ready for a network: parts to train, validate and test on, and how to feed it."""
+"""Prepare a dataset for a network: train, validation and test parts, and input preprocessing."""
 
 import functools
 import hashlib
@@ -15,9 +15,9 @@ from legr_cli.data.sources import Listing, Split, find
 from legr_cli.errors import DataError, SettingError
 from legr_cli.models.registry import IMAGENET_STATISTICS
 
-VALIDATION = 0.1  # of the training images, never trained on
-LARGEST_SIDE, LARGEST_BYTES = 96, 4 << 30  # of what is kept in memory
-STATISTICS = {  # mean and deviation of the channels, of values from 0 to 1
+VALIDATION = 0.1  # fraction of the training images held out for validation
+LARGEST_SIDE, LARGEST_BYTES = 96, 4 << 30  # limits on images and datasets kept decoded
+STATISTICS = {  # per-channel mean and standard deviation of pixel values in [0, 1]
     "imagenet": IMAGENET_STATISTICS,
     "cifar10": {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]},
     "cifar100": {"mean": [0.5071, 0.4865, 0.4409], "std": [0.2673, 0.2564, 0.2762]},
@@ -29,10 +29,10 @@ STATISTICS = {  # mean and deviation of the channels, of values from 0 to 1
 
 @dataclass(frozen=True)
 class Part:
-    """Some images of a set and their labels: decoded pixels, files to read, or a user's own."""
+    """A subset of images and labels, stored as decoded pixels, files, or a user's own data."""
 
-    labels: np.ndarray  # all 0 where they are known only once an image is read
-    index: np.ndarray  # of each image, in `pixels`, `files` or `own`
+    labels: np.ndarray  # all 0 if labels are only known once an image is read
+    index: np.ndarray  # position of each image in `pixels`, `files` or `own`
     pixels: Pixels | None = None
     root: Path = Path()
     files: tuple[str, ...] = ()
@@ -42,11 +42,11 @@ class Part:
         return len(self.index)
 
     def pick(self, rows: np.ndarray) -> "Part":
-        """Some of these images."""
+        """Select images by position."""
         return replace(self, labels=self.labels[rows], index=self.index[rows])
 
     def carried(self) -> "Part":
-        """The same part for another machine: decoded images go along, files must be there."""
+        """The same part for another machine: decoded images are copied, files must exist there."""
         if self.pixels is None:
             return self
         rows = Pixels(self.pixels.array[self.index])
@@ -55,23 +55,23 @@ class Part:
 
 @dataclass(frozen=True)
 class Feed:
-    """How images become a network's input."""
+    """How images are preprocessed for a network."""
 
     shape: tuple[int, ...]  # channels, height, width
-    mean: tuple[float, ...]  # none: images come as the network takes them
+    mean: tuple[float, ...]  # empty: the data is already normalized
     std: tuple[float, ...]
-    flip: bool  # whether training mirrors images
+    flip: bool  # whether to flip images horizontally at random during training
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
         if not self.mean:
-            return f"{size}, as the data gives them"
-        numbers = (",".join(f"{x:g}" for x in side) for side in (self.mean, self.std))
-        return f"{size}, normalised by {':'.join(numbers)}"
+            return f"{size}, not normalized by legr"
+        numbers = (",".join(f"{x:g}" for x in values) for values in (self.mean, self.std))
+        return f"{size}, normalized by {':'.join(numbers)}"
 
     @property
     def statistics(self) -> dict[str, list[float]] | None:
-        """As a network's file has them; None: unknown, the data is normalized already."""
+        """Mean and std as stored in a network's file; None if the data is already normalized."""
         if not self.mean:
             return None
         return {"mean": list(self.mean), "std": list(self.std)}
@@ -79,7 +79,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set for one network."""
+    """A dataset prepared for one network."""
 
     spec: str
     classes: tuple[str, ...]
@@ -87,14 +87,14 @@ class Data:
     validation: Part
     test: Part | None
     feed: Feed
-    native: tuple[int, int]  # width and height of the first image, as it lies there
+    native: tuple[int, int]  # width and height of the first image before resizing
     kind: str
-    split_by: dict[str, Any]  # share and seed of the validation images, if legr chose them
-    held_out: bool = True  # whether those are kept from training
+    split_by: dict[str, Any]  # fraction and seed of the validation split, if legr chose it
+    held_out: bool = True  # whether validation images are excluded from training
 
     @functools.cached_property
     def card(self) -> dict[str, Any]:
-        """What tells this set and this split from others; stored with results."""
+        """Identifies the dataset and its split; stored with results."""
         return {
             "kind": self.kind,
             "classes": len(self.classes),
@@ -116,25 +116,28 @@ def open_data(
     download: bool = False,
     hold_out: bool = True,
 ) -> Data:
-    """Read a set, keep a tenth of its training images for validation, and fit it to a network.
+    """Read the dataset that `spec` names and prepare it for a network.
 
-    Where none are to be held out, those are measured as ever, and trained on as well.
+    A tenth of the training images is held out for validation, unless the dataset has a validation
+    split. With `hold_out=False` the same images are still used for validation, but also trained on.
     """
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         size = "x".join(map(str, input_shape))
-        raise DataError(f"the network takes {size}; images have 1 or 3 channels and two sides")
+        raise DataError(f"the network expects {size}, but images have 1 or 3 channels and 2 sides")
     name, kind, source = find(spec, download)
     parts = {key: _part(split, input_shape) for key, split in source.splits.items()}
     train, validation = parts["train"], parts.get("val")
-    own = validation is not None
-    if own and not hold_out:
-        raise DataError(f"--all-images: {spec} has validation images of its own, in val/")
+    has_validation = validation is not None
+    if has_validation and not hold_out:
+        raise DataError(f"--all-images: {spec} has its own validation images, in val/")
     if validation is None:
-        stays, held = split_off(train.labels, VALIDATION, seed)
-        train, validation = train.pick(stays) if hold_out else train, train.pick(held)
+        remaining, held = split_off(train.labels, VALIDATION, seed)
+        train, validation = train.pick(remaining) if hold_out else train, train.pick(held)
     feed = _feed(input_shape, statistics or STATISTICS[kind.statistics], kind.flip)
     native = _native(source.splits["train"])
-    split_by = {"share": None, "seed": None} if own else {"share": VALIDATION, "seed": seed}
+    split_by: dict[str, Any] = {"share": VALIDATION, "seed": seed}
+    if has_validation:
+        split_by = {"share": None, "seed": None}
     test = parts.get("test")
     return Data(
         spec, source.classes, train, validation, test, feed, native, name, split_by, hold_out
@@ -150,19 +153,19 @@ def own_data(
     seed: int,
     hold_out: bool = True,
 ) -> Data:
-    """A user's own data; a tenth of it is held out unless `validation` is given.
+    """Prepare a user's own data; a tenth of it is held out unless `validation` is given.
 
-    `labels` is the number of classes, or None if targets are not class numbers.
+    `labels` is the number of classes, or None if the targets are not class indices.
     """
     for given in (rows, validation):
         if given is not None and given.shape != input_shape:
-            size, own = ("x".join(map(str, side)) for side in (input_shape, given.shape))
-            raise DataError(f"the network takes images of {size}, the data has {own}")
+            expected, actual = ("x".join(map(str, shape)) for shape in (input_shape, given.shape))
+            raise DataError(f"the network expects images of {expected}, but the data has {actual}")
     train = _own_part(rows, labels)
     if validation is None:
-        stays, held = split_off(train.labels, VALIDATION, seed)
+        remaining, held = split_off(train.labels, VALIDATION, seed)
         split_by: dict[str, Any] = {"share": VALIDATION, "seed": seed}
-        parts = train.pick(stays) if hold_out else train, train.pick(held)
+        parts = train.pick(remaining) if hold_out else train, train.pick(held)
     else:
         split_by = {"share": None, "seed": None}
         parts = train, _own_part(validation, labels)
@@ -172,13 +175,13 @@ def own_data(
 
 
 def _own_part(rows: Rows, labels: int | None) -> Part:
-    """All rows of a user's own data."""
+    """A part with all rows of a user's own data."""
     count = len(rows)
     return Part(np.zeros(count, np.int64), np.arange(count), own=OwnPart(rows, labels))
 
 
 def small_size(spec: str, download: bool, most: tuple[int, ...]) -> tuple[int, ...]:
-    """The size of the first image if it is smaller than `most`, for a network of no size yet."""
+    """The input shape for a network without a fixed one: the first image's size, up to `most`."""
     width, height = _native(find(spec, download)[2].splits["train"])
     smaller = height < most[1] and width < most[2]
     return (most[0], height, width) if smaller else most
@@ -192,49 +195,50 @@ def _native(split: Split) -> tuple[int, int]:
 
 
 def _fingerprint(classes: tuple[str, ...], *parts: Part) -> str:
-    """sha256 over labels and pixels; of images too large for memory, over names and sizes."""
-    whole = hashlib.sha256(os.fsencode(repr(classes)))
+    """SHA-256 of labels and pixels; for images read from files, of file names and sizes."""
+    digest = hashlib.sha256(os.fsencode(repr(classes)))
     for part in parts:
-        whole.update(part.labels.tobytes())
+        digest.update(part.labels.tobytes())
         if part.own is not None:
-            whole.update(part.own.rows.sha256().encode())
+            digest.update(part.own.rows.sha256().encode())
             continue
         if part.pixels is not None:
-            whole.update(hashlib.sha256(part.pixels.array[part.index].tobytes()).digest())
+            digest.update(hashlib.sha256(part.pixels.array[part.index].tobytes()).digest())
             continue
         for row in part.index:
             name = part.files[row]
-            whole.update(os.fsencode(f"{name} {state_of(part.root / name).st_size}\n"))
-    return whole.hexdigest()
+            digest.update(os.fsencode(f"{name} {state_of(part.root / name).st_size}\n"))
+    return digest.hexdigest()
 
 
 def doubts(data: Data) -> list[str]:
-    """What looks wrong with how the images are shown, for a user to read."""
+    """Warnings about preprocessing that looks wrong."""
     width, height = data.native
     if width >= data.feed.shape[2] or height >= data.feed.shape[1]:
         return []
     size = f"{data.feed.shape[0]}x{height}x{width}"
     return [
-        f"the images are {width}x{height} and made larger for the network: if it was trained on "
-        f"them as they are, pass --input {size}"
+        f"the images are {width}x{height} and are enlarged for the network: if it was trained at "
+        f"their original size, pass --input {size}"
     ]
 
 
 def feed_for(shown: Feed, statistics: dict[str, Any] | None) -> Feed:
-    """The same images for a network with statistics of its own, where they are known."""
+    """The same preprocessing with another network's statistics, if they are known."""
     if statistics is None or not shown.mean:
         return shown
     return _feed(shown.shape, statistics, shown.flip)
 
 
 def _feed(shape: tuple[int, ...], statistics: dict[str, Any], flip: bool) -> Feed:
-    """Statistics for as many channels as the network has; of grey images their mean."""
-    found = _numbers(statistics)
-    if found is None:
+    """Make a `Feed`, with statistics adapted to the number of channels (grayscale: their mean)."""
+    parsed = _mean_std(statistics)
+    if parsed is None:
         raise DataError(
-            f"the network's file has statistics that make no sense ({statistics}): pass --normalize"
+            f"the network's file has invalid normalization statistics ({statistics}): "
+            "pass --normalize"
         )
-    mean, std = found
+    mean, std = parsed
     if shape[0] == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     elif len(mean) == 1:
@@ -242,43 +246,43 @@ def _feed(shape: tuple[int, ...], statistics: dict[str, Any], flip: bool) -> Fee
     return Feed(shape, mean, std, flip)
 
 
-def _numbers(statistics: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and deviation, if they make sense: one or three of each, finite, deviations over 0."""
+def _mean_std(statistics: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation if valid (one or three of each, finite, std > 0), else None."""
     try:
         mean, std = (tuple(float(x) for x in statistics[key]) for key in ("mean", "std"))
     except (TypeError, KeyError, ValueError, OverflowError):
         return None
-    fit = len(mean) == len(std) and len(mean) in (1, 3)
-    return (mean, std) if fit and np.isfinite([*mean, *std]).all() and min(std) > 0 else None
+    valid = len(mean) == len(std) and len(mean) in (1, 3)
+    return (mean, std) if valid and np.isfinite([*mean, *std]).all() and min(std) > 0 else None
 
 
 def split_off(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that stay and rows held out: the same share of every class, chosen by the seed."""
+    """Split rows into remaining and held-out ones: the same fraction of every class, by seed."""
     rng = np.random.default_rng(seed)
     held = []
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
         count = min(max(1, round(share * len(rows))), len(rows) - 1)
         held.append(rows[:count])
-    out = np.sort(np.concatenate(held))
-    if not len(out):
-        raise DataError("the data has one image of each class: too few to hold any out")
-    return np.setdiff1d(np.arange(len(labels)), out), out
+    held_out = np.sort(np.concatenate(held))
+    if not len(held_out):
+        raise DataError("the data has only one image per class: too few to hold any out")
+    return np.setdiff1d(np.arange(len(labels)), held_out), held_out
 
 
 def _part(split: Split, shape: tuple[int, ...]) -> Part:
-    """A split in memory if its images are small, else as files."""
-    everything = np.arange(len(split.labels))
+    """Make a part of a split: decoded if its images are small, else read from files."""
+    index = np.arange(len(split.labels))
     if not isinstance(split, Listing):
-        return Part(split.labels, everything, _shared(split.pixels, shape[0]))
+        return Part(split.labels, index, _shared(split.pixels, shape[0]))
     small = max(shape[1:]) <= LARGEST_SIDE
     if small and len(split.files) * int(np.prod(shape)) <= LARGEST_BYTES:
-        return Part(split.labels, everything, decoded(split.root, split.files, shape))
-    return Part(split.labels, everything, None, split.root.resolve(), split.files)
+        return Part(split.labels, index, decoded(split.root, split.files, shape))
+    return Part(split.labels, index, None, split.root.resolve(), split.files)
 
 
 def _shared(pixels: np.ndarray, channels: int) -> Pixels:
-    """Bytes in a file that all processes share; grey where the network wants one channel."""
+    """Pixels in a file that all processes share; grayscale if the network has one input channel."""
     if channels == 1:
         pixels = pixels.mean(1, keepdims=True).round().astype(np.uint8)
 
@@ -289,16 +293,19 @@ def _shared(pixels: np.ndarray, channels: int) -> Pixels:
 
 
 def parse_statistics(text: str | None) -> dict[str, list[float]] | None:
-    """`imagenet`, …, or means and standard deviations `0.5,0.5,0.5:0.25,0.25,0.25`, or None."""
+    """Parse a name such as `imagenet`, or means and standard deviations `MEAN,…:STD,…`.
+
+    None stays None.
+    """
     if text is None:
         return None
     if text in STATISTICS:
         return STATISTICS[text]
     sides = [side.split(",") for side in text.split(":")]
-    found = _numbers(dict(zip(("mean", "std"), sides, strict=True))) if len(sides) == 2 else None
-    if found is not None:
-        return {"mean": list(found[0]), "std": list(found[1])}
+    parsed = _mean_std(dict(zip(("mean", "std"), sides, strict=True))) if len(sides) == 2 else None
+    if parsed is not None:
+        return {"mean": list(parsed[0]), "std": list(parsed[1])}
     raise SettingError(
-        f"--normalize {text}: expected {', '.join(STATISTICS)}, or means and deviations such as "
-        "0.5,0.5,0.5:0.25,0.25,0.25"
+        f"--normalize {text}: expected {', '.join(STATISTICS)}, or means and standard deviations "
+        "such as 0.5,0.5,0.5:0.25,0.25,0.25"
     )

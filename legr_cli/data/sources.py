@@ -1,4 +1,4 @@
-"""`--data` → images by class: each kind of data set, and the layouts in which it is found."""
+"""`--data` → images by class. To add a kind of dataset, add an entry to `DATASETS`."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ _SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", "
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files and their labels, in order of class and name."""
+    """Image files and their labels, sorted by class and name."""
 
     root: Path
     files: tuple[str, ...]  # relative to root
@@ -25,7 +25,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Arrays:
-    """Images as N × C × H × W bytes, and their labels."""
+    """Images as a uint8 array of N × C × H × W, and their labels."""
 
     pixels: np.ndarray
     labels: np.ndarray
@@ -36,27 +36,27 @@ Split = Listing | Arrays
 
 @dataclass(frozen=True)
 class Source:
-    """A data set as it is found: its classes, and its splits train, val and test."""
+    """A dataset as stored: its classes and its splits (train, val, test)."""
 
     classes: tuple[str, ...]
     splits: dict[str, Split]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """How a kind of data set is read, and what is known of all sets of it."""
+class DatasetKind:
+    """How to read one kind of dataset, and the defaults that suit it."""
 
     read: Callable[[Path], Source]
-    statistics: str
-    flip: bool = True  # whether a mirrored image is of the same class
-    layout: str = ""  # what a folder must look like
+    statistics: str  # key of `dataset.STATISTICS`, the default of --normalize
+    flip: bool = True  # whether a horizontal flip keeps the class
+    layout: str = ""  # expected content of the folder; empty: bundled with legr, no folder
     where: str = ""  # where to get it
-    first: str = ""  # what is in the folder where train/ is not
-    torchvision: str = ""  # its class there, where it can be fetched
+    first: str = ""  # file or folder that identifies the original layout, without train/
+    torchvision: str = ""  # class in torchvision.datasets that can download it
 
 
 def _folders(root: Path, names: dict[str, str]) -> Source:
-    """Splits that are folders with a folder for each class; `names`: split → folder."""
+    """Read splits that have one folder per class; `names` maps a split to its folder."""
     classes = _classes(root / names["train"])
     splits: dict[str, Split] = {}
     for split, name in names.items():
@@ -66,33 +66,33 @@ def _folders(root: Path, names: dict[str, str]) -> Source:
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:
-    """The folders in a folder, by name."""
+    """The names of the folders in a folder, sorted."""
     with os.scandir(folder) as entries:
-        found = (e.name for e in entries if e.is_dir() and not e.name.startswith("."))
-        return tuple(sorted(found))
+        names = (e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        return tuple(sorted(names))
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
     """The classes of a training folder."""
-    found = _class_folders(folder)
-    if not found:
-        raise DataError(f"{folder} is empty: it needs a folder of images for each class")
-    if len(found) == 1:
-        raise DataError(f"{folder} has one class only ({found[0]}): it takes two to tell apart")
-    return found
+    classes = _class_folders(folder)
+    if not classes:
+        raise DataError(f"{folder} is empty: expected one folder of images per class")
+    if len(classes) == 1:
+        raise DataError(f"{folder} has only one class ({classes[0]}): at least two are needed")
+    return classes
 
 
 def _listing(folder: Path, classes: tuple[str, ...]) -> Listing:
-    """The images in each class's folder."""
-    strange = sorted(set(_class_folders(folder)) - set(classes))
-    if strange:
-        raise DataError(f"{folder} has a class '{strange[0]}' that the training folder has not")
+    """List the images of every class."""
+    unknown = sorted(set(_class_folders(folder)) - set(classes))
+    if unknown:
+        raise DataError(f"{folder} has a class '{unknown[0]}' that is not in the training folder")
     names: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
         inside = sorted(str(path.relative_to(folder)) for path in _images(folder / name))
         if not inside and folder.name == "train":
-            raise DataError(f"{folder / name} has no images: fill the folder or remove it")
+            raise DataError(f"{folder / name} has no images: add some or remove the folder")
         names += inside
         labels += [label] * len(inside)
     if not names:
@@ -101,48 +101,48 @@ def _listing(folder: Path, classes: tuple[str, ...]) -> Listing:
 
 
 def _images(folder: Path) -> Iterator[Path]:
-    """All images below a folder; one that links to itself is not walked twice."""
+    """All images below a folder; links are followed, but never in a cycle."""
     seen = set()
-    for at, inner, found in os.walk(folder, followlinks=True):
-        seen.add(os.path.realpath(at))
-        inner[:] = [name for name in inner if os.path.realpath(Path(at, name)) not in seen]
-        yield from (Path(at, name) for name in found if Path(name).suffix.lower() in _SUFFIXES)
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        seen.add(os.path.realpath(parent))
+        folders[:] = [name for name in folders if os.path.realpath(Path(parent, name)) not in seen]
+        yield from (Path(parent, name) for name in files if Path(name).suffix.lower() in _SUFFIXES)
 
 
 def _folder(root: Path) -> Source:
-    """`train/`, and `val/` and `test/` where there are."""
+    """Read `train/`, and `val/` and `test/` if they exist."""
     return _folders(root, {"train": "train", "val": "val", "test": "test"})
 
 
 def _imagenet(root: Path) -> Source:
-    """`train/` and `val/`, which is what results are reported on: it is the test set."""
+    """Read `train/` and `val/`; `val/` is the test set, since results are reported on it."""
     return _folders(root, {"train": "train", "test": "val"})
 
 
 def _cifar(name: str) -> Callable[[Path], Source]:
-    """torchvision's own files, or image folders `train/` and `test/`."""
+    """Make a reader of torchvision's files, or of image folders `train/` and `test/`."""
 
     def read(root: Path) -> Source:
         if (root / "train").is_dir():
             return _folders(root, {"train": "train", "test": "test"})
         import torchvision
 
-        made = getattr(torchvision.datasets, name)
+        dataset_class = getattr(torchvision.datasets, name)
         splits: dict[str, Split] = {}
         for split in ("train", "test"):
             try:
-                found = made(str(root), train=split == "train")  # compares checksums first
+                dataset = dataset_class(str(root), train=split == "train")  # verifies checksums
             except RuntimeError as error:
                 raise DataError(f"{root} has damaged files: {first_line(error)}") from error
-            pixels = np.ascontiguousarray(found.data.transpose(0, 3, 1, 2))
-            splits[split] = Arrays(pixels, np.array(found.targets, np.int64))
-        return Source(tuple(found.classes), splits)
+            pixels = np.ascontiguousarray(dataset.data.transpose(0, 3, 1, 2))
+            splits[split] = Arrays(pixels, np.array(dataset.targets, np.int64))
+        return Source(tuple(dataset.classes), splits)
 
     return read
 
 
 def _cub200(root: Path) -> Source:
-    """The original layout (`images.txt`, `train_test_split.txt`, …), or image folders."""
+    """Read the original layout (`images.txt`, `train_test_split.txt`, …), or image folders."""
     if (root / "train").is_dir():
         return _folder(root)
     try:
@@ -159,39 +159,42 @@ def _cub200(root: Path) -> Source:
         order = sorted(images, key=int)
         rows = [(images[i].strip(), int(labels[i]) - 1, is_train[i].strip() == "1") for i in order]
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{root} is no complete CUB-200-2011: {first_line(error)}") from error
+        raise DataError(f"{root} is not a complete CUB-200-2011: {first_line(error)}") from error
     splits: dict[str, Split] = {}
     for split, wanted in (("train", True), ("test", False)):
         chosen = [(name, label) for name, label, train in rows if train is wanted]
-        absent = next((name for name, _ in chosen if not (root / "images" / name).is_file()), None)
-        if absent is not None:
-            raise DataError(f"{root / 'images' / absent} is missing")
-        numbers = np.array([label for _, label in chosen], np.int64)
-        if len(numbers):
-            splits[split] = Listing(root / "images", tuple(name for name, _ in chosen), numbers)
+        missing = next((name for name, _ in chosen if not (root / "images" / name).is_file()), None)
+        if missing is not None:
+            raise DataError(f"{root / 'images' / missing} is missing")
+        targets = np.array([label for _, label in chosen], np.int64)
+        if len(targets):
+            splits[split] = Listing(root / "images", tuple(name for name, _ in chosen), targets)
     names = tuple(classes[key].strip() for key in sorted(classes, key=int))
     if "train" not in splits or not all(0 <= label < len(names) for _, label, _ in rows):
-        raise DataError(f"{root} is no complete CUB-200-2011: no training images, or odd classes")
+        raise DataError(
+            f"{root} is not a complete CUB-200-2011: training images or classes are missing"
+        )
     return Source(names, splits)
 
 
 def _digits(_root: Path) -> Source:
-    """UCI's handwritten digits, 8 × 8, shown as 3 × 32 × 32; the last fifth is for testing."""
-    with np.load(str(packaged("legr_cli.training").joinpath("digits.npz"))) as found:
-        small, labels = found["images"], found["labels"].astype(np.int64)
+    """Load UCI's 8×8 handwritten digits, enlarged to 3×32×32; the last fifth is the test split."""
+    with np.load(str(packaged("legr_cli.training").joinpath("digits.npz"))) as archive:
+        small, labels = archive["images"], archive["labels"].astype(np.int64)
+    # Gray levels 0 … 16 → 0 … 255, every pixel repeated 4 × 4 times, the same in all 3 channels.
     large = (small.astype(np.uint16) * 255 // 16).astype(np.uint8).repeat(4, 1).repeat(4, 2)
     pixels = np.repeat(large[:, None], 3, 1)
-    edge = len(pixels) * 4 // 5
+    train_count = len(pixels) * 4 // 5
     splits: dict[str, Split] = {
-        "train": Arrays(pixels[:edge], labels[:edge]),
-        "test": Arrays(pixels[edge:], labels[edge:]),
+        "train": Arrays(pixels[:train_count], labels[:train_count]),
+        "test": Arrays(pixels[train_count:], labels[train_count:]),
     }
     return Source(tuple("0123456789"), splits)
 
 
-def _cifar_kind(name: str, first: str) -> Kind:
-    """CIFAR-10 or CIFAR-100, by its name in torchvision and the folder of its files."""
-    return Kind(
+def _cifar_kind(name: str, first: str) -> DatasetKind:
+    """CIFAR-10 or CIFAR-100, given its class in torchvision and the folder of its files."""
+    return DatasetKind(
         _cifar(name),
         name.lower(),
         layout=f"torchvision's files ({first}), or train/CLASS/*.png and test/CLASS/*.png",
@@ -201,71 +204,76 @@ def _cifar_kind(name: str, first: str) -> Kind:
     )
 
 
-KINDS = {
-    "digits": Kind(_digits, "digits", flip=False),
+DATASETS = {
+    "digits": DatasetKind(_digits, "digits", flip=False),
     "cifar10": _cifar_kind("CIFAR10", "cifar-10-batches-py"),
     "cifar100": _cifar_kind("CIFAR100", "cifar-100-python"),
-    "imagenet": Kind(
+    "imagenet": DatasetKind(
         _imagenet,
         "imagenet",
         layout="train/CLASS/*.JPEG and val/CLASS/*.JPEG",
-        where="https://image-net.org (an account is needed); val/ sorted into class folders",
+        where="https://image-net.org (requires an account); sort val/ into class folders",
     ),
-    "cub200": Kind(
+    "cub200": DatasetKind(
         _cub200,
         "imagenet",
-        layout="CUB_200_2011 as it was packed (images/, images.txt, …), or train/ and test/",
+        layout="the original CUB_200_2011 files (images/, images.txt, …), or train/ and test/",
         where="https://www.vision.caltech.edu/datasets/cub_200_2011",
         first="images.txt",
     ),
-    "folder": Kind(
-        _folder, "imagenet", layout="train/CLASS/*.jpg, and val/ and test/ if you have them"
+    "folder": DatasetKind(
+        _folder, "imagenet", layout="train/CLASS/*.jpg, and optionally val/ and test/"
     ),
 }
 
 
-def find(spec: str, download: bool = False) -> tuple[str, Kind, Source]:
-    """The data set that `KIND:DIR` or `digits` names."""
+def find(spec: str, download: bool = False) -> tuple[str, DatasetKind, Source]:
+    """Read the dataset that `KIND:DIR`, or the name of a bundled one, refers to."""
     name, colon, folder = spec.partition(":")
-    if name not in KINDS:
-        known = ", ".join("digits" if kind == "digits" else f"{kind}:DIR" for kind in KINDS)
-        raise DataError(f"--data {spec}: unknown kind {name!r}; known are {known}")
-    kind = KINDS[name]
-    if name == "digits":
+    if name not in DATASETS:
+        known = ", ".join(f"{key}:DIR" if kind.layout else key for key, kind in DATASETS.items())
+        raise DataError(f"--data {spec}: unknown dataset {name!r}; expected one of {known}")
+    kind = DATASETS[name]
+    if not kind.layout:
         if colon:
-            raise DataError(f"--data {spec}: digits are inside legr: leave the folder out")
+            raise DataError(f"--data {spec}: {name} is bundled with legr: omit the folder")
         return name, kind, kind.read(Path())
     if not folder:
-        raise DataError(f"--data {spec}: say where it is, as {name}:DIR; in DIR {kind.layout}")
+        raise DataError(
+            f"--data {spec}: expected {name}:DIR, where DIR is a folder with {kind.layout}"
+        )
     try:
         root = Path(folder).expanduser()
-        there = root.is_dir()
+        exists = root.is_dir()
     except (OSError, RuntimeError) as error:
         raise DataError(f"--data {spec[:80]}: {first_line(error)}") from error
     if download:
         _download(kind, name, root)
-    if not there and not download:
-        get = f"; get it from {kind.where}" if kind.where else ""
-        raise DataError(f"--data {spec}: {root} is no folder; expected in it: {kind.layout}{get}")
+    if not exists and not download:
+        hint = f"; get it from {kind.where}" if kind.where else ""
+        raise DataError(
+            f"--data {spec}: {root} is not a folder; expected a folder with {kind.layout}{hint}"
+        )
     if not (root / "train").is_dir() and not (kind.first and (root / kind.first).exists()):
-        raise DataError(f"--data {spec}: expected in {root}: {kind.layout}")
+        raise DataError(f"--data {spec}: expected {root} to contain {kind.layout}")
     try:
         return name, kind, kind.read(root)
     except OSError as error:
         raise DataError(f"--data {spec}: {error.filename}: {error.strerror}") from error
 
 
-def _download(kind: Kind, name: str, root: Path) -> None:
-    """Fetch a set that torchvision can fetch."""
+def _download(kind: DatasetKind, name: str, root: Path) -> None:
+    """Download a dataset that torchvision can download."""
     if not kind.torchvision:
-        raise DataError(f"--download cannot fetch {name}: {kind.where or 'it is your own'}")
+        hint = f": get it from {kind.where}" if kind.where else ""
+        raise DataError(f"--download does not support {name}{hint}")
     import torchvision
 
-    made: Any = getattr(torchvision.datasets, kind.torchvision)
+    dataset_class: Any = getattr(torchvision.datasets, kind.torchvision)
     try:
-        made(str(root), download=True)
+        dataset_class(str(root), download=True)
     except (OSError, RuntimeError) as error:
         raise DataError(
-            f"{name} cannot be fetched ({first_line(error)}): get it elsewhere, from "
-            f"{kind.where.split(',')[0]}, and put it in {root}"
+            f"cannot download {name} ({first_line(error)}): get it from "
+            f"{kind.where.split(',')[0]} and put it in {root}"
         ) from error

@@ -523,7 +523,7 @@ def test_classes_unlike_the_data(weights: Path, pruned: Path, tmp_path: Path) ->
     assert "--teacher: the network tells 10 classes apart" in said
     (tmp_path / "three" / "train" / "1" / "2.png").write_bytes(b"no image")
     said = fails("finetune", *fresh)
-    assert "2.png is no readable image" in said
+    assert "2.png is not a readable image" in said
     assert not out.exists()
 
 

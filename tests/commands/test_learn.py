@@ -364,7 +364,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "out": (("--out", "ranking.txt"), "ends in .json"),
     "folder": (("--out", "no/such/r.json"), "does not exist; create it first"),
     "both": (("--resume", "--force"), "choose one"),
-    "data": (("--data", "folder:no/such"), "is no folder"),
+    "data": (("--data", "folder:no/such"), "is not a folder"),
     "normalize": (("--normalize", "x"), "--normalize x: expected"),
     "a huge seed": (("--seed", "9" * 30), "--seed must be at most"),
     "a huge batch": (("--batch-size", "9" * 12), "--batch-size must be at most"),
