@@ -18,16 +18,16 @@ import torch.nn.functional as F
 from legr_cli.data.batches import Serving, endless, shuffled
 from legr_cli.data.dataset import open_data, parse_statistics
 from legr_cli.journal import journal
-from legr_cli.models.kept import kept_channels
 from legr_cli.models.network import open_network
 from legr_cli.pruning import analyze, plans
 from legr_cli.ranking import identity
 from legr_cli.search.evaluator import CandidateEvaluator
+from legr_cli.search.fitness import FITNESS, with_steps
 from legr_cli.search.history import HISTORY
-from legr_cli.search.run import Progress, search
+from legr_cli.search.run import SearchProgress, search
 from legr_cli.search.setup import SearchSetup
 from legr_cli.search.workers import processes
-from legr_cli.settings import FITNESS, Search, parse_align
+from legr_cli.settings import Search, parse_align
 from legr_cli.training.loop import sgd
 
 CPU = torch.device("cpu")
@@ -37,16 +37,16 @@ def run(session: SearchSetup) -> list[tuple[float, dict]]:
     """A search; the moment at which each candidate was done, and its line."""
     moments: list[tuple[float, dict]] = []
 
-    def note(now: Progress) -> None:
+    def note(now: SearchProgress) -> None:
         moments.append((time.perf_counter(), now.latest))
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        journal(Path(folder, "h.jsonl"), HISTORY, session.header(), resume=False) as book,
+        journal(Path(folder, "h.jsonl"), HISTORY, session.header, resume=False) as book,
     ):
         pool = session.pool()
-        way = session.way(session.analysis, session.settings)
-        search(session.analysis, session.settings, way, pool, book, note, print)
+        strategy = session.strategy
+        search(session.analysis, session.settings, strategy, pool, book, note, print)
         pool.shutdown()
     return moments
 
@@ -84,9 +84,10 @@ def kinds(session: SearchSetup) -> None:
     analysis, settings = session.analysis, session.settings
     [kept] = plans(analysis, identity(analysis.filters), settings.cut)
     seconds = {}
-    for kind, steps in FITNESS.items():
-        job = replace(session, settings=replace(settings, fitness=kind, steps=steps)).job()
-        found = CandidateEvaluator(job).evaluate_candidate(kept_channels(analysis.units, kept))
+    for kind in FITNESS:
+        chosen = with_steps(replace(settings, fitness=kind, steps=None))
+        protocol = replace(session, settings=chosen).protocol
+        [found] = CandidateEvaluator(analysis.units, protocol).evaluate((kept,))
         seconds[kind] = found.seconds
         print(f"--fitness {kind}: {found.seconds:.2f} s, accuracy {found.accuracy:.2%}")
     print(f"finetune / bn: {seconds['finetune'] / seconds['bn']:.1f}")
@@ -117,9 +118,8 @@ def memory(session: SearchSetup) -> None:
     """What one more worker adds (proportional set size, so that shared pages count once)."""
     analysis = session.analysis
     [kept] = plans(analysis, identity(analysis.filters), session.settings.cut)
-    channels = kept_channels(analysis.units, kept)
     pool = processes(session.job(), 2, 1)
-    for future in [pool.submit(channels) for _ in range(2)]:
+    for future in [pool.submit((kept,)) for _ in range(2)]:
         future.result()
     executor = pool._made[0] if pool._made else None
     for pid in getattr(executor, "_processes", {}):

@@ -14,7 +14,7 @@ from legr_cli.data.dataset import doubts
 from legr_cli.errors import OutputError
 from legr_cli.files import check_out, staged
 from legr_cli.journal import Line, journal, read_header
-from legr_cli.models.network import Network, as_network, in_single_precision
+from legr_cli.models.network import Network, as_network, in_single_precision, own_copy
 from legr_cli.progress import Message, Progress, Report, Status, silent
 from legr_cli.pruning import analyze
 from legr_cli.ranking import Ranking, write_ranking
@@ -116,7 +116,7 @@ def learn(
     network = as_network(model, input_shape or images.shape, arch)
     with _output(out) as path:
         return learn_network(
-            lambda: network,
+            lambda: replace(network, model=own_copy(network.model)),
             images,
             planned,
             path,

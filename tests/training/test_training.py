@@ -14,7 +14,7 @@ from legr_cli.errors import SearchError, SettingError
 from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch, build
 from legr_cli.pruning import analyze
-from legr_cli.search.evaluator import CandidateEvaluator
+from legr_cli.search.evaluator import evaluate_candidate
 from legr_cli.search.setup import SearchSetup
 from legr_cli.settings import Search
 from legr_cli.training.devices import choose, keep_memory
@@ -93,7 +93,7 @@ def test_a_worker_of_another_version_is_refused() -> None:
     analysis = analyze(Network(build(Arch("resnet20")), Arch("resnet20"), (3, 32, 32)))
     job = SearchSetup(analysis, open_data("digits", (3, 32, 32), seed=0), Search(), "cpu").job()
     with pytest.raises(SearchError, match=r"a worker has legr .*, this is 0\.0\.0"):
-        CandidateEvaluator(replace(job, legr="0.0.0"))
+        evaluate_candidate(replace(job, legr="0.0.0"), ())
 
 
 def test_freed_memory_is_kept_unless_the_user_knows_better(monkeypatch: pytest.MonkeyPatch) -> None:
