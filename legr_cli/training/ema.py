@@ -1,4 +1,4 @@
-"""The moving average of a network's weights and statistics."""
+"""Exponential moving average of a network's weights and BatchNorm statistics."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from torch.optim.swa_utils import AveragedModel
 
 
 def ema_model(model: nn.Module, decay: float) -> AveragedModel:
-    """A copy that follows `model`: a ← d·a + (1 − d)·w, d = min(decay, (1 + n) / (10 + n)).
+    """A copy of `model` that averages it: a ← d·a + (1 − d)·w, d = min(decay, (1 + n) / (10 + n)).
 
-    n counts updates: while there is little to average over, the average is short.
+    n is the number of updates so far, so that the average warms up quickly.
     """
 
     @torch.no_grad()
@@ -20,6 +20,6 @@ def ema_model(model: nn.Module, decay: float) -> AveragedModel:
         if averages[0].is_floating_point():
             torch._foreach_lerp_(averages, values, weight)
         else:
-            torch._foreach_copy_(averages, values)  # how many batches were seen
+            torch._foreach_copy_(averages, values)  # num_batches_tracked
 
     return AveragedModel(model, multi_avg_fn=update, use_buffers=True)

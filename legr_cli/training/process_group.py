@@ -15,21 +15,21 @@ from legr_cli.training.devices import choose, cores
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process among its peers. Alone, it has nothing to tell them."""
+    """This process and its peers; with one process, collectives do nothing."""
 
     device: torch.device
     rank: int = 0
     size: int = 1
-    here: int = 1  # of them on this machine
+    here: int = 1  # number of processes on this machine
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is the one that writes and prints."""
+        """Whether this is rank 0, the process that writes files and prints."""
         return self.rank == 0
 
     @property
     def loaders(self) -> int:
-        """Processes that may read images for this one."""
+        """Number of DataLoader workers for this process."""
         return max(1, cores() // self.here)
 
     def sum(self, values: Tensor) -> Tensor:
@@ -41,29 +41,29 @@ class ProcessGroup:
         return total.cpu()
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        """Replace numbers by their mean over all processes."""
+        """Replace tensors, in place, by their mean over all processes."""
         if self.size > 1:
             for tensor in tensors:
                 dist.all_reduce(tensor)
                 tensor /= self.size
 
     def follow(self, tensors: Iterable[Tensor]) -> None:
-        """Take over what the leading process has."""
+        """Overwrite tensors, in place, with those of rank 0."""
         if self.size > 1:
             for tensor in tensors:
-                there = tensor.to(self.device)
-                dist.broadcast(there, 0)
-                tensor.copy_(there)
+                received = tensor.to(self.device)
+                dist.broadcast(received, 0)
+                tensor.copy_(received)
 
     def told(self, number: int) -> int:
-        """A number that the leading process knows."""
-        word = torch.tensor([number])
-        self.follow([word])
-        return int(word)
+        """Return rank 0's value of `number`."""
+        value = torch.tensor([number])
+        self.follow([value])
+        return int(value)
 
     @contextlib.contextmanager
     def leader_first(self) -> Iterator[None]:
-        """Let the first process of each machine do something once; the others find it done."""
+        """Run the block in the first process of each machine, then in the others."""
         if self.size > 1 and self.rank % self.here:
             dist.barrier()
         yield
@@ -73,12 +73,12 @@ class ProcessGroup:
 
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[ProcessGroup]:
-    """This process's team: the environment says who is in it, as `torchrun` sets it."""
+    """Join the process group that `torchrun`'s environment variables describe, if any."""
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         yield ProcessGroup(choose(device))
         return
-    size, here = _number("WORLD_SIZE", 1, 10**6), _number("LOCAL_WORLD_SIZE", 1, 10**6)
-    rank, local = _number("RANK", 0, size - 1), _number("LOCAL_RANK", 0, here - 1)
+    size, here = _env_int("WORLD_SIZE", 1, 10**6), _env_int("LOCAL_WORLD_SIZE", 1, 10**6)
+    rank, local = _env_int("RANK", 0, size - 1), _env_int("LOCAL_RANK", 0, here - 1)
     chosen = choose(device, local)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -97,9 +97,9 @@ def process_group(device: str) -> Iterator[ProcessGroup]:
         dist.destroy_process_group()
 
 
-def _number(name: str, least: int, most: int) -> int:
-    """A number of the environment."""
+def _env_int(name: str, least: int, most: int) -> int:
+    """Read an integer from an environment variable."""
     text = os.environ.get(name, str(least))
     if not text.isdecimal() or not least <= int(text) <= most:
-        raise SettingError(f"{name}={text} in the environment is not from {least} to {most}")
+        raise SettingError(f"environment variable {name}={text} must be from {least} to {most}")
     return int(text)

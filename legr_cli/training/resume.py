@@ -1,7 +1,8 @@
-"""What a training leaves on the disk as it goes: NAME.epochs.jsonl, and NAME.state to go on from.
+"""Resumable training: NAME.epochs.jsonl records the epochs, NAME.state is the checkpoint to resume.
 
-The line of an epoch is written before its state, so a kill between the two costs that line: it is
-dropped, and the epoch done again. What works in rounds or trials is recorded in the same way.
+The line of an epoch is written before its state. If the process is killed between the two, the line
+is dropped on resume and the epoch is repeated. Methods that work in rounds or trials use the same
+files.
 """
 
 import contextlib
@@ -33,16 +34,16 @@ from legr_cli.models.network import Network, write_network
 
 FORMAT, VERSION = "legr-training", 1
 _KEY = "legr"
-_SHOWN = {"before", "epochs", "best_epoch", "validation", "test", "settings"}
+_REQUIRED = {"before", "epochs", "best_epoch", "validation", "test", "settings"}
 
 
 def _is_header(line: Line) -> bool:
-    """Whether a first line has what a training reads from it."""
+    """Whether a header is valid."""
     return is_score(line.get("before"))
 
 
 def _is_sound(line: Line, _settings: Line) -> bool:
-    """Whether an epoch's line has all that is read from it."""
+    """Whether the line of an epoch is valid."""
     number = line.get("epoch")
     return (
         type(number) is int
@@ -67,7 +68,7 @@ EPOCHS = JournalFormat(
 
 @dataclass(frozen=True)
 class Files:
-    """The network to write, and what a training leaves beside it."""
+    """The network to write, and the journal and state next to it."""
 
     out: Path
     resume: bool
@@ -81,29 +82,29 @@ class Files:
 
     @property
     def state(self) -> Path:
-        """What a training goes on from: `NAME.state`, gone when all is done."""
+        """The checkpoint to resume from: `NAME.state`, deleted when training is complete."""
         return self.out.with_suffix(".state")
 
     def check(self) -> None:
-        """Say what is in the way before any work is done."""
+        """Raise before any work is done if existing files would be overwritten."""
         beside = {"a network": self.out, "its state": self.state, "a training": self.epochs}
         check_out(self.out, ".safetensors", beside, self.resume, self.force)
 
     def begun(self) -> Line | None:
-        """The header of a training to go on with, of which an epoch is done."""
+        """The header of the run to resume; None if it has not completed an epoch."""
         return read_header(self.epochs, self.kind) if self.resume and self.state.exists() else None
 
     def done(self, key: str) -> Line | None:
-        """What a network's file says of its training, if it is this one and complete."""
+        """The training record in the network's file, if this run is already complete."""
         if not self.resume or not self.out.exists() or self.state.exists():
             return None
         training = read_notes(self.out).get("training")
         if not isinstance(training, dict) or training.get("key") != key:
             return None
-        return training if _SHOWN.issubset(training) else None
+        return training if _REQUIRED.issubset(training) else None
 
     def finish(self, network: Network) -> None:
-        """Write the network; its state is of no more use then."""
+        """Write the network and delete the state, which is no longer needed."""
         with staged() as files:
             write_network(network, files.file(self.out))
         self.state.unlink(missing_ok=True)
@@ -111,72 +112,73 @@ class Files:
 
 @contextlib.contextmanager
 def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator["Record"]:
-    """Open the record of a training; one that goes on gives `tensors` what it had stopped with."""
+    """Open the journal and state of a run; when resuming, restore `tensors` from the state."""
     key = key_of(header)
     anew = files.kind.anew
-    found = read_state(files.state, anew) if files.resume and files.state.exists() else None
-    done = 0 if found is None else found.epoch
-    foreign = files.resume and found is None and files.out.exists()
+    state = read_state(files.state, anew) if files.resume and files.state.exists() else None
+    done = 0 if state is None else state.epoch
+    foreign = files.resume and state is None and files.out.exists()
     keep = None if foreign else done
     with journal(files.epochs, files.kind, header, files.resume, files.force, keep) as book:
         if foreign:
             raise OutputError(
-                f"{files.out} is in the way, a network that this training did not write: "
-                "--force replaces it"
+                f"{files.out} already exists and was not written by this training: "
+                "pass --force to overwrite it"
             )
-        if found is None:
+        if state is None:
             files.state.unlink(missing_ok=True)
-        elif found.run != key or list(book.lines) != list(range(1, done + 1)):
+        elif state.run != key or list(book.lines) != list(range(1, done + 1)):
             raise TrainingError(
-                f"{files.state} is not of the {files.kind.work} in {files.epochs.name}: {anew}"
+                f"{files.state} does not belong to the {files.kind.work} in {files.epochs.name}: "
+                f"{anew}"
             )
         else:
-            restore(files.state, found.tensors, tensors, anew)
+            restore(files.state, state.tensors, tensors, anew)
         yield Record(files, key, book)
 
 
 @dataclass(frozen=True)
 class Record:
-    """An open record."""
+    """The open journal and state of a run."""
 
     files: Files
     key: str
     book: Journal
 
     def keep(self, line: Line, tensors: dict[str, Tensor]) -> None:
-        """An epoch is done: first its line, then all that the next one needs."""
+        """Record a finished epoch: first its line, then the state that the next epoch needs."""
         self.book.add(line)
         write_state(self.files.state, self.key, line[self.files.kind.key], tensors)
 
 
 @dataclass(frozen=True)
 class State:
-    """What a training stopped with."""
+    """The checkpoint of an unfinished run."""
 
-    run: str  # which training
-    epoch: int  # how many are done
+    run: str  # identifies the run; see `key_of`
+    epoch: int  # number of finished epochs
     tensors: dict[str, Tensor]
 
 
 def key_of(header: Line) -> str:
-    """What tells a training from others; of what was measured, nothing."""
+    """SHA-256 of a header without its measurements; identifies the run."""
     about = {key: value for key, value in header.items() if key != "before"}
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
 def write_state(path: Path, run: str, epoch: int, tensors: dict[str, Tensor]) -> None:
-    """Replace the state by that after an epoch, whole or not at all."""
+    """Atomically replace the state with that after `epoch`."""
     notes = {"format": FORMAT, "version": VERSION, "run": run, "epoch": epoch}
     try:
         with staged() as files:
             write_weights(tensors, {_KEY: json.dumps(notes)}, files.file(path))
     except OutputError as error:
-        kept = f"the state after epoch {epoch - 1} is kept" if epoch > 1 else "no epoch is kept"
-        raise OutputError(f"{error}: {kept}; make room and go on with --resume") from error
+        kept = f"the state after epoch {epoch - 1} is kept" if epoch > 1 else "no epoch was saved"
+        raise OutputError(f"{error}: {kept}; free some space and pass --resume") from error
 
 
 def read_state(path: Path, anew: str = EPOCHS.anew) -> State:
-    """A state as it was written."""
+    """Read a state file."""
     try:
         tensors, header = read_safetensors(path)
         notes: Any = json.loads(header[_KEY])
@@ -185,19 +187,19 @@ def read_state(path: Path, anew: str = EPOCHS.anew) -> State:
         raise TrainingError(f"{path} is damaged ({first_line(error)}): {anew}") from error
     run, epoch = notes.get("run"), notes.get("epoch")
     if not ours or type(epoch) is not int or epoch < 1:
-        raise TrainingError(f"{path} is no training that this legr reads: {anew}")
+        raise TrainingError(f"{path} is not a state that this version of legr can read: {anew}")
     return State(str(run), epoch, tensors)
 
 
 def restore(
-    path: Path, found: dict[str, Tensor], into: dict[str, Tensor], anew: str = EPOCHS.anew
+    path: Path, saved: dict[str, Tensor], into: dict[str, Tensor], anew: str = EPOCHS.anew
 ) -> None:
-    """Give every tensor of a run its numbers in a state; all fit, or none is changed."""
-    strange = set(found) ^ set(into)
-    both = set(found) & set(into)
-    strange |= {n for n in both if found[n].shape != into[n].shape}
-    strange |= {n for n in both if found[n].dtype != into[n].dtype}
-    if strange:
-        raise TrainingError(f"{path} does not fit this network at '{min(strange)}': {anew}")
+    """Copy the saved tensors into those of a run; if any does not fit, raise and change none."""
+    mismatched = set(saved) ^ set(into)
+    common = set(saved) & set(into)
+    mismatched |= {n for n in common if saved[n].shape != into[n].shape}
+    mismatched |= {n for n in common if saved[n].dtype != into[n].dtype}
+    if mismatched:
+        raise TrainingError(f"{path} does not fit this network at '{min(mismatched)}': {anew}")
     for name, tensor in into.items():
-        tensor.copy_(found[name])
+        tensor.copy_(saved[name])
