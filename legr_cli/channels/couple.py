@@ -1,14 +1,12 @@
 """Find the units of a network."""
 
-from typing import Any
-
 import torch
-from torch import fx, nn
+from torch import nn
 
 from legr_cli.channels.id_tensors import tensors
 from legr_cli.channels.push import push
 from legr_cli.channels.rewrite import check_shape_ops
-from legr_cli.channels.trace import evaluating, fixed_seed, run_once, trace
+from legr_cli.channels.trace import Traced, evaluating, fixed_seed, trace
 from legr_cli.channels.units import Units, assign_units
 from legr_cli.errors import ModelError
 
@@ -24,8 +22,9 @@ def couple(model: nn.Module, input_shape: tuple[int, ...]) -> Units:
 
         units = couple(torchvision.models.resnet18(), (3, 224, 224))
     """
-    traced = trace(model)
-    flow = push(traced, _record_values(model, traced, input_shape))
+    traced = trace(model, _example(model, input_shape, batch=2))
+    _verify(model, traced, input_shape)
+    flow = push(traced.graph_module, traced.values)
     units = assign_units(flow, input_shape)
     while failures := check_shape_ops(units):
         for value, reason in failures:
@@ -43,30 +42,33 @@ def couple(model: nn.Module, input_shape: tuple[int, ...]) -> Units:
     return units
 
 
-def _record_values(
-    model: nn.Module, traced: fx.GraphModule, input_shape: tuple[int, ...]
-) -> dict[fx.Node, Any]:
-    """Return the value of every node on two images (a batch of one would look like a broadcast).
+def _example(model: nn.Module, input_shape: tuple[int, ...], batch: int) -> tuple[torch.Tensor]:
+    """Random images of the network's dtype and device."""
+    generator = torch.Generator().manual_seed(batch)
+    images = torch.rand(batch, *input_shape, generator=generator)
+    return (images.to(next(model.parameters(), torch.zeros(()))),)
 
-    The graph must compute the same output as the network, which it may not: torch.fx does not see,
-    for example, that a tensor is modified in place under another name.
+
+def _verify(model: nn.Module, traced: Traced, input_shape: tuple[int, ...]) -> None:
+    """Compare the graph with the network on another image, in a batch of another size.
+
+    Raises ModelError if they differ: part of the network's code does not show in the graph.
     """
-    tensor = next(model.parameters(), torch.zeros(()))
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(2, *input_shape, generator=generator).to(tensor)
-    output, values = run_once(traced, images)
-    if tensor.is_meta:
-        return values
-    with evaluating(model), fixed_seed():
-        expected = tensors(model(images))
-    actual = tensors(output)
+    if any(tensor.is_meta for tensor in model.parameters()):
+        return
+    inputs = _example(model, input_shape, batch=1)
+    with evaluating(model), evaluating(traced.graph_module):
+        with fixed_seed():
+            expected = tensors(model(*inputs))
+        with fixed_seed():
+            actual = tensors(traced.graph_module(*inputs))
     same = len(expected) == len(actual) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
         for a, b in zip(expected, actual, strict=True)
     )
     if not same:
+        where = f"; it reads values of tensors at {traced.notes[0]}" if traced.notes else ""
         raise ModelError(
-            "the traced graph computes another output than the network: part of its code is "
-            "invisible to torch.fx, such as a tensor modified in place under another name"
+            "the traced graph computes another output than the network on another image: part of "
+            f"its code does not show in the graph{where}"
         )
-    return values

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from legr_cli.channels.trace import TensorShape
+from legr_cli.channels.record import TensorShape
 
 Ids = torch.Tensor
 

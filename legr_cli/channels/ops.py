@@ -45,6 +45,7 @@ class OpFacts:
     reshapes: bool = False  # the result is `x.reshape(...)` to other sizes
     takes_sizes: bool = False  # the arguments after the input are those sizes
     copies: bool = False  # shape op: the result never shares memory with the input
+    only_first: bool = False  # elementwise: only the first argument's values matter
     indexes: bool = False  # also takes a tensor of indices
     parts: Callable[[fx.Node], int | None] | None = None  # length of the tuple that a call returns
     in_place: bool = False  # modifies its first argument, though its name has no trailing `_`
@@ -136,8 +137,9 @@ OPS: dict[OpFacts, tuple[Op, ...]] = {
         "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "add", "add_", "sub", "sub_", "mul", "mul_",
         "div", "div_", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "square", "reciprocal",
         "erf", "sin", "cos", "sign", "clamp", "clamp_", "clamp_min", "clamp_max", "clip", "clip_",
-        "clone", "detach", "float", "half", "double", "to", "type_as",
+        "clone", "detach", "float", "half", "double", "bfloat16",
     ),
+    OpFacts(OpKind.ELEMENTWISE, only_first=True): ("to", "type_as", "type"),
     OpFacts(OpKind.ELEMENTWISE, train_as=nn.Dropout): (F.dropout,),
     OpFacts(OpKind.ELEMENTWISE, leaf=True): (StochasticDepth,),
     OpFacts(OpKind.ELEMENTWISE, in_place=True): (

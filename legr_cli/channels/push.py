@@ -24,7 +24,8 @@ from legr_cli.channels.ops import (
 )
 from legr_cli.channels.rules import RULES, reads_only_metadata
 from legr_cli.channels.slicing import width_out
-from legr_cli.channels.trace import TensorShape, fetch_attr
+from legr_cli.channels.record import TensorShape
+from legr_cli.channels.trace import fetch_attr
 
 
 def push(traced: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Flow:
