@@ -50,25 +50,49 @@ def _example(model: nn.Module, input_shape: tuple[int, ...], batch: int) -> tupl
 
 
 def _verify(model: nn.Module, traced: Traced, input_shape: tuple[int, ...]) -> None:
-    """Compare the graph with the network on another image, in a batch of another size.
+    """Compare the graph with the network on other images, in batches of another size.
 
-    Raises ModelError if they differ: part of the network's code does not show in the graph.
+    If the network's code reads values of tensors, for example in a condition, the images are of
+    several kinds. Raises ModelError if an output differs.
     """
     if any(tensor.is_meta for tensor in model.parameters()):
         return
-    inputs = _example(model, input_shape, batch=1)
-    with evaluating(model), evaluating(traced.graph_module):
-        with fixed_seed():
+    (images,) = _example(model, input_shape, batch=1)
+    kinds = [images]
+    if traced.read_values:
+        kinds += [-images, torch.zeros_like(images), images * 10 - 5, (images - 0.5) / 10]
+    for kind in kinds:
+        if not _agree(model, traced.graph_module, (kind,)):
+            raise ModelError(_unfaithful(traced))
+
+
+def _agree(model: nn.Module, graph_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> bool:
+    """Whether two networks give the same output, up to rounding; or the first refuses the input."""
+    try:
+        with evaluating(model), fixed_seed():
             expected = tensors(model(*inputs))
-        with fixed_seed():
-            actual = tensors(traced.graph_module(*inputs))
-    same = len(expected) == len(actual) and all(
+    except Exception:
+        return True
+    try:
+        with evaluating(graph_module), fixed_seed():
+            actual = tensors(graph_module(*inputs))
+    except Exception:
+        return False
+    return len(expected) == len(actual) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
         for a, b in zip(expected, actual, strict=True)
     )
-    if not same:
-        where = f"; it reads values of tensors at {traced.notes[0]}" if traced.notes else ""
-        raise ModelError(
-            "the traced graph computes another output than the network on another image: part of "
-            f"its code does not show in the graph{where}"
+
+
+def _unfaithful(traced: Traced) -> str:
+    """Why a graph cannot stand for its network, and what to do."""
+    advice = "move this out of forward, or prune a part of the network without it (--module)"
+    if traced.read_values:
+        return (
+            "the network's output depends on the values that its code reads from tensors at "
+            f"{traced.read_values[0]}; {advice}"
         )
+    return (
+        "the traced graph computes another output than the network on another image: part of its "
+        f"code runs outside torch, for example in NumPy; {advice}"
+    )

@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from legr_cli.channels.functional import assigned
 from legr_cli.channels.ops import in_place, module_facts
 from legr_cli.channels.sizes import TracedNumber, emit, plain_number, traceable_int, traced_number
 from legr_cli.errors import ModelError
@@ -48,24 +49,55 @@ def record(model: nn.Module, inputs: tuple[Any, ...]) -> Recording:
         return recorder.run(inputs)
 
 
-def assigned(tensor: Tensor, index: Any, value: Any) -> Tensor:
-    """Return a copy of `tensor` after `tensor[index] = value`."""
-    tensor = tensor.clone()
-    tensor[index] = value
-    return tensor
-
-
 # Operators arrive as methods of Tensor, whose names differ between versions of torch.
 _OPERATORS: dict[str, tuple[Callable[..., Any], bool]] = {
-    **{f"__{name}__": (getattr(operator, name), False) for name in (
-        "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "neg", "getitem",
-        "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod",
-        "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "invert",
-    ) if hasattr(operator, name)},
+    **{
+        f"__{name}__": (getattr(operator, name), False)
+        for name in (
+            "add",
+            "sub",
+            "mul",
+            "truediv",
+            "floordiv",
+            "mod",
+            "pow",
+            "matmul",
+            "neg",
+            "getitem",
+            "iadd",
+            "isub",
+            "imul",
+            "itruediv",
+            "ifloordiv",
+            "ipow",
+            "imod",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "and",
+            "or",
+            "xor",
+            "invert",
+        )
+        if hasattr(operator, name)
+    },
     **{f"__{name}__": (getattr(operator, f"{name}_"), False) for name in ("and", "or")},
-    **{f"__r{name}__": (getattr(operator, name), True) for name in (
-        "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul",
-    )},
+    **{
+        f"__r{name}__": (getattr(operator, name), True)
+        for name in (
+            "add",
+            "sub",
+            "mul",
+            "truediv",
+            "floordiv",
+            "mod",
+            "pow",
+            "matmul",
+        )
+    },
     "__rdiv__": (operator.truediv, True),
     "__div__": (operator.truediv, False),
     "__idiv__": (operator.itruediv, False),
@@ -149,7 +181,9 @@ class _Recorder(TorchFunctionMode):
         result = self._record(op, target, *recorded, result)
         return iter(result) if name == "__iter__" else result
 
-    def call_module(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def call_module(
+        self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
         """Run a module: a layer is recorded as one node, the code of others is followed."""
         name = self.module_names.get(id(module))
         if self.busy or name is None:
@@ -271,15 +305,19 @@ class _Recorder(TorchFunctionMode):
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(self._argument, value))
         if isinstance(value, tuple | list):
-            return type(value)(map(self._argument, value)) if type(value) in (tuple, list) else tuple(
-                map(self._argument, value)
+            return (
+                type(value)(map(self._argument, value))
+                if type(value) in (tuple, list)
+                else tuple(map(self._argument, value))
             )
         if isinstance(value, dict):
             return {key: self._argument(part) for key, part in value.items()}
         if isinstance(value, slice):
             return slice(*map(self._argument, (value.start, value.stop, value.step)))
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {f.name: self._argument(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            fields = {
+                f.name: self._argument(getattr(value, f.name)) for f in dataclasses.fields(value)
+            }
             return self.graph.call_function(type(value), (), fields)
         return value
 
@@ -294,8 +332,10 @@ class _Recorder(TorchFunctionMode):
         """Whether a value holds something that the graph must compute."""
         return _holds(
             value,
-            lambda v: isinstance(v, TracedNumber)
-            or (isinstance(v, Tensor) and (id(v) in self.tensors or id(v) in self.attributes)),
+            lambda v: (
+                isinstance(v, TracedNumber)
+                or (isinstance(v, Tensor) and (id(v) in self.tensors or id(v) in self.attributes))
+            ),
         )
 
     def _note_read_value(self) -> None:

@@ -116,7 +116,9 @@ def emit(graph: fx.Graph, number: TracedNumber, values: dict[fx.Node, Any]) -> f
     known = number.__dict__.get("node")
     if known is not None:
         return known  # type: ignore[no-any-return]
-    args = tuple(emit(graph, a, values) if isinstance(a, TracedNumber) else a for a in number.formula.args)
+    args = tuple(
+        emit(graph, a, values) if isinstance(a, TracedNumber) else a for a in number.formula.args
+    )
     if isinstance(number.formula.op, str):
         node = graph.call_method(number.formula.op, args)
     else:

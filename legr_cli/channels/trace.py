@@ -23,7 +23,7 @@ class Traced:
 
     graph_module: fx.GraphModule
     values: dict[fx.Node, Any]  # tensors are replaced by their shapes
-    notes: tuple[str, ...]  # what of the network's behaviour the graph has fixed
+    read_values: tuple[str, ...]  # lines of its code that turn tensors into numbers
 
 
 def trace(model: nn.Module, inputs: tuple[Any, ...]) -> Traced:
@@ -95,14 +95,12 @@ def fixed_seed() -> Iterator[None]:
 def _clean_up(traced: fx.GraphModule) -> None:
     """Make the graph work for other widths and in training.
 
-    Assertions on shapes are removed. `view` becomes `reshape`, which also takes non-contiguous
+    `view` becomes `reshape`, which also takes non-contiguous
     tensors. Functional dropout, which tracing freezes in evaluation mode, becomes a module.
     """
     for index, node in enumerate(list(traced.graph.nodes)):
         facts = node_facts(node)
-        if facts.assertion:
-            traced.graph.erase_node(node)
-        elif node.target == "view" and not isinstance(node.args[-1], torch.dtype):
+        if node.target == "view" and not isinstance(node.args[-1], torch.dtype):
             node.target = "reshape"
             if "size" in node.kwargs:
                 node.args, node.kwargs = (*node.args, node.kwargs["size"]), {}
