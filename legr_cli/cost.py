@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from legr_cli.channels.id_tensors import tensors
+from legr_cli.channels.structures import tensors
 from legr_cli.channels.trace import evaluating
 from legr_cli.channels.units import Kept, Units
 from legr_cli.errors import ModelError, first_line

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from legr_cli.channels.id_tensors import tensors
 from legr_cli.channels.push import push
 from legr_cli.channels.rewrite import check_shape_ops
+from legr_cli.channels.structures import tensors
 from legr_cli.channels.trace import Traced, evaluating, fixed_seed, trace
 from legr_cli.channels.units import Units, assign_units
 from legr_cli.errors import ModelError

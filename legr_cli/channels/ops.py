@@ -134,10 +134,12 @@ OPS: dict[OpFacts, tuple[Op, ...]] = {
     ),
 
     OpFacts(OpKind.SHAPE): (
-        torch.chunk, torch.split, torch.tensor_split, torch.unbind, torch.permute, torch.transpose, torch.swapaxes,
-        torch.movedim, torch.unsqueeze, torch.narrow, torch.select, torch.broadcast_to,
-        "chunk", "split", "tensor_split", "unbind", "permute", "transpose", "swapaxes", "movedim", "unsqueeze",
-        "narrow", "select", "expand", "expand_as", "view", "view_as", "reshape_as", "contiguous",
+        torch.chunk, torch.split, torch.tensor_split, torch.unbind, torch.permute,
+        torch.transpose, torch.swapaxes, torch.movedim, torch.unsqueeze, torch.narrow,
+        torch.select, torch.broadcast_to,
+        "chunk", "split", "tensor_split", "unbind", "permute", "transpose", "swapaxes", "movedim",
+        "unsqueeze", "narrow", "select", "expand", "expand_as", "view", "view_as", "reshape_as",
+        "contiguous",
     ),
     OpFacts(OpKind.SHAPE, reshapes=True): (
         nn.Flatten, nn.Unflatten, torch.flatten, torch.unflatten, torch.squeeze,

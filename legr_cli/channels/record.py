@@ -21,10 +21,11 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from legr_cli.channels.calls import METADATA, RANDOM, name_of, op_and_target
 from legr_cli.channels.functional import assigned
 from legr_cli.channels.ops import in_place, module_facts
 from legr_cli.channels.sizes import TracedNumber, emit, plain_number, traceable_int, traced_number
-from legr_cli.errors import ModelError
+from legr_cli.channels.structures import holds, parts
 
 
 class TensorShape(tuple[int, ...]):
@@ -47,75 +48,6 @@ def record(model: nn.Module, inputs: tuple[Any, ...]) -> Recording:
     recorder = _Recorder(model)
     with _restored_buffers(model), _eager_only(), traceable_int(model.modules()):
         return recorder.run(inputs)
-
-
-# Operators arrive as methods of Tensor, whose names differ between versions of torch.
-_OPERATORS: dict[str, tuple[Callable[..., Any], bool]] = {
-    **{
-        f"__{name}__": (getattr(operator, name), False)
-        for name in (
-            "add",
-            "sub",
-            "mul",
-            "truediv",
-            "floordiv",
-            "mod",
-            "pow",
-            "matmul",
-            "neg",
-            "getitem",
-            "iadd",
-            "isub",
-            "imul",
-            "itruediv",
-            "ifloordiv",
-            "ipow",
-            "imod",
-            "eq",
-            "ne",
-            "lt",
-            "le",
-            "gt",
-            "ge",
-            "and",
-            "or",
-            "xor",
-            "invert",
-        )
-        if hasattr(operator, name)
-    },
-    **{f"__{name}__": (getattr(operator, f"{name}_"), False) for name in ("and", "or")},
-    **{
-        f"__r{name}__": (getattr(operator, name), True)
-        for name in (
-            "add",
-            "sub",
-            "mul",
-            "truediv",
-            "floordiv",
-            "mod",
-            "pow",
-            "matmul",
-        )
-    },
-    "__rdiv__": (operator.truediv, True),
-    "__div__": (operator.truediv, False),
-    "__idiv__": (operator.itruediv, False),
-}
-# Functions that draw random numbers without reading a tensor.
-_RANDOM = {
-    "rand", "randn", "randint", "randperm", "normal", "bernoulli", "uniform", "exponential",
-    "random", "log_normal", "cauchy", "geometric",
-}  # fmt: skip
-# What may be read from a tensor without depending on its values.
-_METADATA = {
-    "shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "is_cuda",
-    "is_cpu", "is_mps", "is_meta", "is_sparse", "is_quantized", "is_leaf", "is_signed",
-    "is_inference", "is_same_size", "requires_grad", "grad", "grad_fn", "names", "layout",
-    "device", "dtype", "stride", "storage_offset", "element_size", "itemsize", "nbytes",
-    "get_device", "data_ptr", "type", "__len__", "__repr__", "__str__", "__format__", "__hash__",
-    "_is_view", "_base", "_version", "is_shared", "is_pinned", "has_names", "is_conj", "is_neg",
-}  # fmt: skip
 
 
 class _Recorder(TorchFunctionMode):
@@ -159,22 +91,22 @@ class _Recorder(TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run a torch function; record it if it depends on the input, a weight or chance."""
-        name = _name_of(func)
+        name = name_of(func)
         plain = fx.node.map_aggregate((args, kwargs), plain_number)
-        if not self._is_traced((args, kwargs)) and name.rstrip("_") not in _RANDOM:
+        if not self._is_traced((args, kwargs)) and name.rstrip("_") not in RANDOM:
             return func(*plain[0], **plain[1])  # type: ignore[index]
-        if name in _METADATA:
+        if name in METADATA:
             result = func(*plain[0], **plain[1])  # type: ignore[index]
             if not isinstance(result, Tensor):
                 return self._metadata(name, args, result)
         if name == "__setitem__":
             return self._set_item(func, args)
-        op, target, args = _op_and_target(func, name, args)
+        op, target, args = op_and_target(func, name, args)
         recorded = self._argument(args), self._argument(kwargs)  # before the call changes them
         result = func(*plain[0], **plain[1])  # type: ignore[index]
         if name == "__iter__":
             result = tuple(result)
-        if not _holds(result, Tensor):
+        if not holds(result, Tensor):
             if result is not None:
                 self._note_read_value()
             return result
@@ -228,7 +160,7 @@ class _Recorder(TorchFunctionMode):
 
     def _set_item(self, func: Any, args: Any) -> None:
         """Record `tensor[index] = value` as a new tensor where the old one has no other name."""
-        tensor, index, value = args
+        tensor, _index, _value = args
         plain = fx.node.map_aggregate(args, plain_number)
         recorded = self._argument(args)
         func(*plain)  # type: ignore[misc]
@@ -244,12 +176,10 @@ class _Recorder(TorchFunctionMode):
     def _record(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """Add a node for a call, and give its result, under a new name if it is an old tensor."""
         node = self._add(op, target, args, kwargs)
-        if isinstance(result, Tensor) and (
-            id(result) in self.tensors or id(result) in self.attributes
-        ):
+        is_old = id(result) in self.tensors or id(result) in self.attributes
+        if is_old and not in_place(node, dict(self.model.named_modules())):
             # `Dropout` and `contiguous` may give their own input; the graph must tell them apart
-            if not in_place(node, dict(self.model.named_modules())):
-                result = result.detach()
+            result = result.detach()
         self._bind(node, result)
         return result
 
@@ -268,12 +198,12 @@ class _Recorder(TorchFunctionMode):
         )
         if isinstance(value, Tensor):
             self.tensors[id(value)] = (value, node)
-        for part, get, key in _parts(value):
-            if _holds(part, Tensor):
+        for part, get, key in parts(value):
+            if holds(part, Tensor):
                 self._bind(self._add("call_function", get, (node, key), {}), part)
 
     def _node(self, tensor: Tensor) -> fx.Node:
-        """The node whose result a tensor is; attributes and constants get theirs when first used."""
+        """The node that gives a tensor; attributes and constants get theirs when first used."""
         if id(tensor) in self.tensors:
             return self.tensors[id(tensor)][1]
         name = self.attributes.get(id(tensor))
@@ -330,7 +260,7 @@ class _Recorder(TorchFunctionMode):
 
     def _is_traced(self, value: Any) -> bool:
         """Whether a value holds something that the graph must compute."""
-        return _holds(
+        return holds(
             value,
             lambda v: (
                 isinstance(v, TracedNumber)
@@ -340,10 +270,10 @@ class _Recorder(TorchFunctionMode):
 
     def _note_read_value(self) -> None:
         """Note the line of the user's code that reads a tensor's value, unless it asserts."""
-        where = user_line()
-        if where is not None and not where.partition(": ")[2].startswith(("assert ", "print")):
-            if where not in self.recording.read_values:
-                self.recording.read_values.append(where)
+        where = user_line() or "code of torch"
+        is_check = where.partition(": ")[2].startswith(("assert ", "print("))
+        if not is_check and where not in self.recording.read_values:
+            self.recording.read_values.append(where)
 
     # -- switches ------------------------------------------------------------------------------
 
@@ -405,47 +335,6 @@ def _eager_only() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-def _name_of(func: Any) -> str:
-    """The name of a torch function; of the attribute if it is a getter."""
-    name = getattr(func, "__name__", "")
-    return str(getattr(func.__self__, "__name__", "")) if name == "__get__" else str(name)
-
-
-def _op_and_target(func: Any, name: str, args: Any) -> tuple[str, Any, Any]:
-    """The kind of node, its target and its arguments that call a torch function."""
-    if getattr(func, "__name__", "") == "__get__":
-        return "call_function", getattr, (args[0], name)
-    if name == "__iter__":
-        return "call_function", torch.unbind, args
-    if name in _OPERATORS:
-        target, swapped = _OPERATORS[name]
-        return "call_function", target, args[::-1] if swapped else args
-    methods = (getattr(torch.Tensor, name, None), getattr(torch._C.TensorBase, name, None))
-    if any(func is method for method in methods):
-        return "call_method", name, args
-    return "call_function", func, args
-
-
-def _parts(value: Any) -> list[tuple[Any, Callable[..., Any], Any]]:
-    """The parts of a structure, with the function and the key that get them."""
-    if isinstance(value, tuple | list):
-        return [(part, operator.getitem, index) for index, part in enumerate(value)]
-    if isinstance(value, dict):
-        return [(part, operator.getitem, key) for key, part in value.items()]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(getattr(value, f.name), getattr, f.name) for f in dataclasses.fields(value)]
-    return []
-
-
-def _holds(value: Any, test: Any) -> bool:
-    """Whether a structure holds a value of a type, or one that passes a test."""
-    if isinstance(value, test) if isinstance(test, type) else test(value):
-        return True
-    if isinstance(value, slice):
-        return any(_holds(v, test) for v in (value.start, value.stop, value.step))
-    return any(_holds(part, test) for part, _, _ in _parts(value))
 
 
 def _is_leaf(module: nn.Module) -> bool:

@@ -12,10 +12,11 @@ from torch import fx
 
 from legr_cli.channels.dry_run import DryRun, Reshape, Rewrite, pruned_ids, result_or_none
 from legr_cli.channels.gather import gather
-from legr_cli.channels.id_tensors import Ids, tensors
+from legr_cli.channels.id_tensors import Ids
 from legr_cli.channels.ops import OpKind, describe, node_facts
 from legr_cli.channels.push import map_arguments
 from legr_cli.channels.rules import reads_only_metadata, run_op
+from legr_cli.channels.structures import tensors
 from legr_cli.channels.units import Kept, Units
 
 

@@ -13,11 +13,12 @@ import torch
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Term
-from legr_cli.channels.id_tensors import Ids, compact, expand_along, first_tensor, tensors, varies
+from legr_cli.channels.id_tensors import Ids, compact, expand_along, first_tensor, varies
 from legr_cli.channels.layers import layer_rule
 from legr_cli.channels.ops import OpKind, describe, module_facts, node_facts
-from legr_cli.channels.slicing import channel_axes, slices_like_base, width_out
 from legr_cli.channels.record import TensorShape
+from legr_cli.channels.slicing import channel_axes, slices_like_base, width_out
+from legr_cli.channels.structures import tensors
 
 
 def run_op(node: fx.Node, modules: dict[str, nn.Module], args: Any, kwargs: Any) -> Any:

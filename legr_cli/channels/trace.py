@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from legr_cli.channels.id_tensors import tensors
 from legr_cli.channels.ops import in_place, node_facts
 from legr_cli.channels.record import Recording, record
+from legr_cli.channels.structures import tensors
 from legr_cli.errors import ModelError, first_line
 
 

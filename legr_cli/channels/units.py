@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from legr_cli.channels.flow import Flow
-from legr_cli.channels.id_tensors import Ids, collapse, connected_components, tensors
+from legr_cli.channels.id_tensors import Ids, collapse, connected_components
+from legr_cli.channels.structures import tensors
 
 Kept = np.ndarray  # a plan: for each unit, whether it is kept
 

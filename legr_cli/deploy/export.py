@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from legr_cli.channels.id_tensors import tensors
+from legr_cli.channels.structures import tensors
 from legr_cli.channels.trace import evaluating
 from legr_cli.cost import count_flops, count_params
 from legr_cli.deploy.names import file_names

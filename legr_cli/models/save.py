@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from legr_cli.channels.id_tensors import tensors
+from legr_cli.channels.structures import tensors
 from legr_cli.channels.trace import evaluating
 from legr_cli.errors import LegrError, ModelError, OutputError, first_line
 from legr_cli.files import require_folder, staged
