@@ -73,6 +73,10 @@ def _push_node(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> Any:
 
 def _push_input(flow: Flow, node: fx.Node, shape: Any) -> Any:
     """Create pinned ids for an input of the network; other arguments of `forward` have none."""
+    if isinstance(shape, dict):
+        return {key: _push_input(flow, node, part) for key, part in shape.items()}
+    if isinstance(shape, list):
+        return [_push_input(flow, node, part) for part in shape]
     if not isinstance(shape, TensorShape):
         return shape
     ids = flow.new_ids(shape[1] if len(shape) > 1 else 1)

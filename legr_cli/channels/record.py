@@ -8,6 +8,7 @@ the code reads from a tensor are fixed as they were, and noted in `Recording.rea
 
 import contextlib
 import dataclasses
+import inspect
 import linecache
 import operator
 import sys
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legr_cli.channels.calls import METADATA, RANDOM, name_of, op_and_target
 from legr_cli.channels.functional import assigned
+from legr_cli.channels.inputs import Call
 from legr_cli.channels.ops import in_place, module_facts
 from legr_cli.channels.sizes import TracedNumber, emit, plain_number, traceable_int, traced_number
 from legr_cli.channels.structures import holds, parts
@@ -37,17 +39,17 @@ class Recording:
     """A recorded run."""
 
     graph: fx.Graph
-    values: dict[fx.Node, Any]  # what every node returned, with tensors replaced by their shapes
-    constants: dict[str, Tensor]  # tensors that are no attribute of the network, by new name
-    output: Any
+    values: dict[fx.Node, Any] = field(default_factory=dict)  # with shapes in place of tensors
+    constants: dict[str, Tensor] = field(default_factory=dict)  # no attributes of the network
+    output: Any = None
     read_values: list[str] = field(default_factory=list)  # lines that turn tensors into numbers
 
 
-def record(model: nn.Module, inputs: tuple[Any, ...]) -> Recording:
-    """Run `model` on `inputs` and record what it does."""
+def record(model: nn.Module, call: Call) -> Recording:
+    """Call `model` and record what it does."""
     recorder = _Recorder(model)
     with _restored_buffers(model), _eager_only(), traceable_int(model.modules()):
-        return recorder.run(inputs)
+        return recorder.run(call)
 
 
 class _Recorder(TorchFunctionMode):
@@ -57,7 +59,7 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.model = model
         self.graph = fx.Graph()
-        self.recording = Recording(self.graph, {}, {}, None)
+        self.recording = Recording(self.graph)
         self.module_names = {id(m): name for name, m in reversed(list(model.named_modules()))}
         self.attributes = _tensor_attributes(model)
         self.tensors: dict[int, tuple[Tensor, fx.Node]] = {}  # holds tensors, so ids stay unique
@@ -66,14 +68,16 @@ class _Recorder(TorchFunctionMode):
         self.busy = False  # inside a recorded call: what runs there is part of it
         self.sources: dict[Any, tuple[fx.Node, str]] = {}  # dtype or device → where it was read
 
-    def run(self, inputs: tuple[Any, ...]) -> Recording:
+    def run(self, call: Call) -> Recording:
         """Run the network and finish the graph."""
-        with self._recorded_modules(), _UnseenOps(self):
-            for name, value in zip(_argument_names(self.model, inputs), inputs, strict=True):
-                node = self.graph.placeholder(name)
-                self._bind(node, value)
-            with self:
-                self.recording.output = self.model(*inputs)
+        placeholders = [
+            (self.graph.placeholder(name, _dataclass_of(value)), value)
+            for name, value in _placeholders(self.model, call).items()
+        ]
+        for node, value in placeholders:
+            self._bind(node, value)
+        with self._recorded_modules(), _UnseenOps(self), self:
+            self.recording.output = call.run(self.model)
         node = self.graph.output(self._argument(self.recording.output))
         self.recording.values[node] = None
         return self.recording
@@ -193,9 +197,7 @@ class _Recorder(TorchFunctionMode):
 
     def _bind(self, node: fx.Node, value: Any) -> None:
         """Let the tensors in a value refer to a node, or to the node's parts."""
-        self.recording.values[node] = fx.node.map_aggregate(
-            value, lambda v: TensorShape(v.shape) if isinstance(v, Tensor) else plain_number(v)
-        )
+        self.recording.values[node] = _shapes(value)
         if isinstance(value, Tensor):
             self.tensors[id(value)] = (value, node)
         for part, get, key in parts(value):
@@ -348,6 +350,25 @@ def _is_leaf(module: nn.Module) -> bool:
     return is_torch and not isinstance(module, nn.Sequential)
 
 
+def _shapes(value: Any) -> Any:
+    """A value with tensors replaced by their shapes."""
+    if isinstance(value, Tensor):
+        return TensorShape(value.shape)
+    if isinstance(value, tuple | list):
+        return [_shapes(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _shapes(part) for key, part in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: _shapes(part) for part, _, name in parts(value)}
+    return plain_number(value)
+
+
+def _dataclass_of(value: Any) -> Any:
+    """The class of a dataclass, by which the traced network knows what it takes."""
+    is_dataclass = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return type(value) if is_dataclass else None
+
+
 def _tensor_attributes(model: nn.Module) -> dict[int, str]:
     """The name of every parameter, buffer and other tensor that a module has as an attribute."""
     names: dict[int, str] = {}
@@ -359,15 +380,15 @@ def _tensor_attributes(model: nn.Module) -> dict[int, str]:
     return names
 
 
-def _argument_names(model: nn.Module, inputs: tuple[Any, ...]) -> list[str]:
-    """What to call the inputs of the traced network."""
-    import inspect
-
+def _placeholders(model: nn.Module, call: Call) -> dict[str, Any]:
+    """The arguments of a call by the name that `forward` gives them."""
     try:
-        names = list(inspect.signature(model.forward).bind(*inputs).arguments)
-    except (TypeError, ValueError):
-        names = []
-    return names if len(names) == len(inputs) else [f"input_{i}" for i in range(len(inputs))]
+        bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)
+    except (TypeError, ValueError):  # a signature that Python cannot read
+        return {f"input_{i}": value for i, value in enumerate(call.args)}
+    kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    return {stars.get(kinds[name], "") + name: value for name, value in bound.arguments.items()}
 
 
 def user_line() -> str | None:

@@ -45,7 +45,9 @@ def _run_node(dry_run: DryRun, node: fx.Node, modules: dict[str, Any]) -> Any:
     dense = flow.id_tensors[node]
     if node.op == "output":
         return None
-    if node.op in ("placeholder", "get_attr"):
+    if node.op == "placeholder":
+        return dense  # inputs are pinned
+    if node.op == "get_attr":
         return pruned_ids(dry_run, dense) if flow.has_ids(node) else dense
     args, kwargs = map_arguments(node, dry_run.values)
     kind = flow.kinds.get(node)

@@ -3,6 +3,7 @@
 import dataclasses
 import operator
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -26,6 +27,24 @@ def holds(value: Any, test: Any) -> bool:
     if isinstance(value, slice):
         return any(holds(v, test) for v in (value.start, value.stop, value.step))
     return any(holds(part, test) for part, _, _ in parts(value))
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Replace every tensor in a structure; what holds none stays as it is."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if not tensors(value):
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(part, change) for part in value))
+    if isinstance(value, tuple | list):
+        return type(value)([map_tensors(part, change) for part in value])
+    if isinstance(value, dict):
+        return {key: map_tensors(part, change) for key, part in value.items()}
+    if isinstance(value, slice):
+        return slice(*(map_tensors(v, change) for v in (value.start, value.stop, value.step)))
+    new = {field.name: map_tensors(getattr(value, field.name), change) for field in fields(value)}
+    return type(value)(**new)
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

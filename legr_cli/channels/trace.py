@@ -1,9 +1,7 @@
 """Trace a network to a `torch.fx` graph in which layers and norms stay modules."""
 
-import contextlib
 import operator
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from legr_cli.channels.inputs import Call
 from legr_cli.channels.ops import in_place, node_facts
 from legr_cli.channels.record import Recording, record
-from legr_cli.channels.structures import tensors
+from legr_cli.channels.switches import evaluating, fixed_seed
 from legr_cli.errors import ModelError, first_line
 
 
@@ -26,10 +25,10 @@ class Traced:
     read_values: tuple[str, ...]  # lines of its code that turn tensors into numbers
 
 
-def trace(model: nn.Module, inputs: tuple[Any, ...]) -> Traced:
-    """Record `model` in evaluation mode while it runs on `inputs`; it is left unchanged."""
+def trace(model: nn.Module, call: Call) -> Traced:
+    """Record `model` in evaluation mode while it runs; it is left unchanged."""
     with evaluating(model), fixed_seed():
-        recording = _record(model, inputs)
+        recording = _record(model, call)
         for name, constant in recording.constants.items():
             model.__dict__[name] = constant
         try:
@@ -41,15 +40,15 @@ def trace(model: nn.Module, inputs: tuple[Any, ...]) -> Traced:
     return Traced(traced, recording.values, tuple(recording.read_values))
 
 
-def _record(model: nn.Module, inputs: tuple[Any, ...]) -> Recording:
+def _record(model: nn.Module, call: Call) -> Recording:
     """Run the network and record it; explain why if it does not run."""
     attributes = set(vars(model))
     try:
-        return record(model, inputs)
+        return record(model, call)
     except ModelError:
         raise
     except Exception as error:
-        sizes = ", ".join("x".join(map(str, x.shape[1:])) for x in tensors(inputs))
+        sizes = ", ".join("x".join(map(str, x.shape[1:])) for x in call.tensors)
         raise ModelError(
             f"the network does not run on a {sizes} input: {_error_location(error)}; "
             "pass the right size with --input"
@@ -66,30 +65,9 @@ def drop_unused(traced: fx.GraphModule) -> None:
     traced.recompile()
 
 
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch `model` to evaluation mode without gradients, and restore its modes afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
 def fetch_attr(root: nn.Module, name: str) -> Any:
     """Return the attribute at a dotted name: a module, a tensor, a number."""
     return operator.attrgetter(name)(root)
-
-
-@contextlib.contextmanager
-def fixed_seed() -> Iterator[None]:
-    """Fix the random state, for networks that draw random numbers even in evaluation mode."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 def _clean_up(traced: fx.GraphModule) -> None:

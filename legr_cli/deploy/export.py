@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from legr_cli.channels.structures import tensors
-from legr_cli.channels.trace import evaluating
+from legr_cli.channels.switches import evaluating
 from legr_cli.cost import count_flops, count_params
 from legr_cli.deploy.names import file_names
 from legr_cli.errors import LegrError, ModelError, OutputError, SettingError, first_line

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from legr_cli.channels.structures import tensors
-from legr_cli.channels.trace import evaluating
+from legr_cli.channels.switches import evaluating
 from legr_cli.errors import LegrError, ModelError, OutputError, first_line
 from legr_cli.files import require_folder, staged
 from legr_cli.models.card import card_of, unwrap

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from legr_cli.channels.trace import evaluating
+from legr_cli.channels.switches import evaluating
 from legr_cli.data.batches import Serving, in_order
 from legr_cli.data.dataset import Data, open_data, own_data, parse_statistics, small_size
 from legr_cli.data.own import Rows, own_rows
