@@ -43,6 +43,7 @@ def dense() -> nn.Module:
     return nets.enliven(build())
 
 
+@pytest.mark.slow
 def test_docs_python_runs_line_by_line(tmp_path: Path) -> None:
     """Every python block of the page, in order, in one process."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.S)

@@ -186,6 +186,7 @@ def crash_run(weights: str, out: str) -> None:
     learn(Path(weights), Path(out), *LONG, "--resume")
 
 
+@pytest.mark.slow
 def test_killed_at_twenty_moments_it_ends_the_same(weights: Path, tmp_path: Path) -> None:
     wanted = learn(weights, tmp_path / "whole.json", *LONG)
     context = multiprocessing.get_context("forkserver")
