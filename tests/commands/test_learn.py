@@ -288,6 +288,7 @@ def dask(folder: Path, workers: int) -> Iterator[tuple[str, list[subprocess.Pope
             process.wait()
 
 
+@pytest.mark.slow
 def test_two_dask_workers_and_one_is_killed(weights: Path, tmp_path: Path) -> None:
     args = ("--candidates", 60, "--workers", 2, "--align", 1)
     wanted = learn(weights, tmp_path / "local.json", *args)
