@@ -14,7 +14,16 @@ from torch.overrides import TorchFunctionMode
 
 from legr_cli.channels import apply, couple
 from legr_cli.errors import CheckpointError, LegrError, ModelError, SettingError
-from legr_cli.models.card import KEY, Card, Channels, attach_card, card_of, parse_card, unwrap
+from legr_cli.models.card import (
+    KEY,
+    Card,
+    Channels,
+    attach_card,
+    card_of,
+    check_shapes,
+    parse_card,
+    unwrap,
+)
 from legr_cli.models.checkpoints import StateDict, fill, read_weights, write_weights
 from legr_cli.models.kept import kept_units
 from legr_cli.models.registry import (
@@ -103,6 +112,8 @@ def as_network(
         if shape is None:
             raise SettingError("pass input_shape, the shape of one image, such as (3, 224, 224)")
         return Network(model, as_arch(arch) if arch else Arch(type(model).__name__), shape)
+    if arch is None or card.kept is not None:  # kept channels are those of the card's layers
+        check_shapes(model)
     if arch is not None:
         card = replace(card, arch=as_arch(arch, card.arch.classes))
     return Network(model, card.arch, shape or card.input_shape, card.kept, card.notes)

@@ -7,11 +7,14 @@ what it proposes depends on its random generator and on what it was told so far,
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from legr_cli.ranking import Ranking
 from legr_cli.settings import Search
+
+if TYPE_CHECKING:
+    from legr_cli.ranking import Ranking
 
 DRAWS = 20  # attempts to draw a candidate that is new
 
@@ -67,7 +70,7 @@ class Strategy:
     """An explorer, and the ranking that its numbers stand for."""
 
     explorer: Explorer
-    express: Callable[[Genes], Ranking]
+    express: "Callable[[Genes], Ranking]"
 
 
 class Evolution(Explorer):

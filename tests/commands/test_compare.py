@@ -42,6 +42,7 @@ def versus(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_method_meets_every_target(versus: Path) -> None:
     rows = compared(versus)["rows"]
     made = [(row["method"], row["target"]) for row in rows]
@@ -103,6 +104,7 @@ def test_the_page_shows_it(versus: Path, tmp_path: Path) -> None:
         assert str(bad) in fails("report", bad, "--out", page)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_ends_the_same(versus: Path, weights: Path, tmp_path: Path) -> None:
     """Killed in the middle of a search, of rounds and of trials."""
     folder = tmp_path / "versus"

@@ -330,6 +330,7 @@ def torchrun(*args: object) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_two_processes_end_as_one(pruned: Path, tmp_path: Path) -> None:
     """The same accuracy within noise; one process writes and prints; killed, it goes on."""
     alone, out = tmp_path / "alone.safetensors", tmp_path / "both.safetensors"
@@ -388,6 +389,7 @@ with open(f"{sys.argv[1]}/{group.size}.{group.rank}.json", "w") as file:
 """
 
 
+@pytest.mark.slow
 def test_both_processes_have_the_same_weights(tmp_path: Path) -> None:
     """The second begins with others; without BatchNorm they are those of one process, too."""
     script = tmp_path / "ranks.py"
@@ -580,6 +582,7 @@ def test_the_recipes_are_shown() -> None:
     assert max(map(len, table.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_compiled(tmp_path: Path) -> None:
     """The same weights as without, to rounding; only where there is a compiler."""
     if not shutil.which("g++"):

@@ -186,6 +186,7 @@ def crash_run(weights: str, out: str) -> None:
     learn(Path(weights), Path(out), *LONG, "--resume")
 
 
+@pytest.mark.slow
 def test_killed_at_twenty_moments_it_ends_the_same(weights: Path, tmp_path: Path) -> None:
     wanted = learn(weights, tmp_path / "whole.json", *LONG)
     context = multiprocessing.get_context("forkserver")
@@ -287,6 +288,7 @@ def dask(folder: Path, workers: int) -> Iterator[tuple[str, list[subprocess.Pope
             process.wait()
 
 
+@pytest.mark.slow
 def test_two_dask_workers_and_one_is_killed(weights: Path, tmp_path: Path) -> None:
     args = ("--candidates", 60, "--workers", 2, "--align", 1)
     wanted = learn(weights, tmp_path / "local.json", *args)

@@ -48,6 +48,7 @@ def measured(nets: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_formats_mix(nets: Path, measured: Path) -> None:
     """A file that says what it is speaks for the checkpoint that does not."""
     found = json.loads(measured.read_text())

@@ -45,6 +45,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_demo_goes_on_and_repeats_nothing(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(story, "BUDGETS", BUDGETS)
     kept = [*told.glob("tuned/*.safetensors"), told / "dense.safetensors", told / "bench.json"]
@@ -145,6 +146,7 @@ def test_pictures(told: Path, tmp_path: Path) -> None:
     assert (tmp_path / "svg" / "channels.svg").exists()
 
 
+@pytest.mark.slow
 def test_the_docs_commands(told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/reports.md and docs/latency.md as they stand there, on this small network."""
     for name, of in (("nets", "legr"), ("tuned", "tuned")):
