@@ -13,9 +13,25 @@ BOARD = "Remote board"
 Settings = TypeVar("Settings")
 
 
-def setting(panel: str, metavar: str, text: str, default: str | bool = False) -> Any:
-    """An option that overrides one setting of many; `default`: whether or how to show it."""
+def setting(panel: str, metavar: str, text: str, default: str | bool = True) -> Any:
+    """An option with a value, listed in a panel; `default` replaces the default that help shows."""
     return typer.Option(metavar=metavar, help=text, show_default=default, rich_help_panel=panel)
+
+
+def flag(panel: str, name: str, text: str) -> Any:
+    """A switch without a value, listed in a panel."""
+    return typer.Option(name, help=text, rich_help_panel=panel)
+
+
+def show_and_exit(show: Callable[[], None]) -> Callable[[bool], None]:
+    """A callback for a switch that shows something instead of running the command."""
+
+    def callback(requested: bool) -> None:
+        if requested:
+            show()
+            raise typer.Exit
+
+    return callback
 
 
 def settings_from(kind: type[Settings], given: dict[str, Any], **parsed: Any) -> Settings:
