@@ -18,14 +18,14 @@ def show_comparison(found: "Comparison", as_json: bool) -> None:
         return
     targets = sorted(found.settings.targets, key=lambda target: target.value)
     screen, seeds = output.console(), found.settings.repeats
-    for title, key in (("accuracy, %", "accuracy"), ("before fine-tuning, %", "before")):
+    for title, key in (("Accuracy, %", "accuracy"), ("Accuracy before fine-tuning, %", "before")):
         columns = [f"{target.value:.10g}" for target in targets]
         table = output.table(title, "method", *columns, left=("method",))
         for own in found.methods:
             table.add_row(own.method, *(_cell(own, target.label, key) for target in targets))
         output.print_table(screen, table)
     over = f"; mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    output.print_notes(f"on {found.dense['images']} images, by share of the FLOPs{over}")
+    output.print_notes(f"on {found.dense['images']} images, by share of the FLOPs kept{over}")
     output.print_table(screen, _costs(found.methods))
     output.print_notes(*_failures(found.methods))
     output.print_notes(f"next: legr report {found.folder} --out report.html")
@@ -33,7 +33,7 @@ def show_comparison(found: "Comparison", as_json: bool) -> None:
 
 
 def _failures(summaries: "Sequence[MethodSummary]") -> list[str]:
-    """Each reason why something is missing, and the methods it applies to."""
+    """Each reason why a result is missing, and the methods it applies to."""
     reasons: dict[str, list[str]] = {}
     for own in summaries:
         for why in dict.fromkeys(own.failures.values()):
@@ -42,7 +42,7 @@ def _failures(summaries: "Sequence[MethodSummary]") -> list[str]:
 
 
 def _cell(own: "MethodSummary", target: str, key: str) -> str:
-    """`91.20 ± 0.11`, or a dash where there is nothing."""
+    """`91.20 ± 0.11`, or a dash where there is no result."""
     point = own.by_target.get(target)
     if point is None:
         return "–"
@@ -52,9 +52,9 @@ def _cell(own: "MethodSummary", target: str, key: str) -> str:
 
 
 def _costs(summaries: "Sequence[MethodSummary]") -> Any:
-    """What each method cost for all targets."""
+    """One row per method."""
     table = output.table(
-        "cost for all targets, of one seed",
+        "Cost of all targets, per seed",
         *("method", "pruning, s", "× legr", "steps", "images", "fine-tuning, s", "total, × legr"),
         left=("method",),
     )
