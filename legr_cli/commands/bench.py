@@ -34,13 +34,13 @@ def bench(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write the results to, .json.")
+        Path | None, typer.Option(metavar="FILE", help="Write the results to this .json file.")
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File to plot latency against FLOPs to, .svg, .png or .pdf.",
+            help="Plot latency against FLOPs to this .svg, .png or .pdf file.",
         ),
     ] = None,
     threads: Annotated[

@@ -85,7 +85,9 @@ def compare(
     ] = "finetune",
     steps: Annotated[
         int | None,
-        setting(_SEARCH, "N", "Adaptation steps per candidate.", "200; 8 with --fitness bn"),
+        setting(
+            _SEARCH, "N", "Number of adaptation steps per candidate.", "200; 8 with --fitness bn"
+        ),
     ] = None,
     lr: Annotated[
         float,
@@ -95,14 +97,16 @@ def compare(
         int,
         setting(_SEARCH, "N", "Maximum number of validation images to measure a candidate on."),
     ] = 10_000,
-    batch_size: Annotated[int, setting(_SEARCH, "N", "Images per batch, for all methods.")] = 128,
+    batch_size: Annotated[
+        int, setting(_SEARCH, "N", "Number of images per batch, for all methods.")
+    ] = 128,
     round_units: Annotated[
         int,
-        setting(_ROUNDS, "N", "Units (or aligned blocks) to remove per round."),
+        setting(_ROUNDS, "N", "Number of units (or aligned blocks) to remove per round."),
     ] = 1,
-    round_steps: Annotated[int, setting(_ROUNDS, "N", "Training steps per round.")] = 500,
+    round_steps: Annotated[int, setting(_ROUNDS, "N", "Number of training steps per round.")] = 500,
     round_lr: Annotated[
-        float, setting(_ROUNDS, "RATE", "Learning rate of the training in each round.")
+        float, setting(_ROUNDS, "RATE", "Learning rate during each round.")
     ] = 0.0025,
     fisher_weight: Annotated[
         float,
@@ -113,7 +117,9 @@ def compare(
         ),
     ] = 1.0,
     trials: Annotated[int, setting(_TRIALS, "N", "Number of values of λ to try per target.")] = 3,
-    trial_steps: Annotated[int, setting(_TRIALS, "N", "Training steps per value of λ.")] = 2000,
+    trial_steps: Annotated[
+        int, setting(_TRIALS, "N", "Number of training steps per value of λ.")
+    ] = 2000,
     recipe: Annotated[
         str,
         setting(_TUNING, "NAME", "Fine-tuning recipe; legr finetune --recipes lists them."),

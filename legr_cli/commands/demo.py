@@ -70,7 +70,7 @@ def demo(
 
     Trains a small network on handwritten digits, learns a ranking, prunes to seven targets,
     fine-tunes, measures, compares with uniform pruning, and writes a report. Each step is a legr
-    command, which is shown. If interrupted, run it again to continue.
+    command, which the demo prints. If interrupted, run it again to continue.
 
     Examples:
 

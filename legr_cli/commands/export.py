@@ -38,9 +38,7 @@ def export(
     ],
     batch: Annotated[
         str,
-        typer.Option(
-            metavar="N|free", help="Number of images per batch; free accepts any number of them."
-        ),
+        typer.Option(metavar="N|free", help="Number of images per batch; free accepts any number."),
     ] = "free",
     opset: Annotated[
         int, typer.Option(metavar="N", help="ONNX opset version, from 18 to 23.")

@@ -92,9 +92,11 @@ def learn(
     ] = "finetune",
     steps: Annotated[
         int | None,
-        setting(_FITNESS, "N", "Adaptation steps per candidate.", "200; 8 with --fitness bn"),
+        setting(
+            _FITNESS, "N", "Number of adaptation steps per candidate.", "200; 8 with --fitness bn"
+        ),
     ] = None,
-    batch_size: Annotated[int, setting(_FITNESS, "N", "Images per batch.")] = 128,
+    batch_size: Annotated[int, setting(_FITNESS, "N", "Number of images per batch.")] = 128,
     lr: Annotated[
         float, setting(_FITNESS, "RATE", "Learning rate for adapting candidates.")
     ] = 0.01,

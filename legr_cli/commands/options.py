@@ -73,7 +73,7 @@ Arch = Annotated[
         help="Architecture of a plain weights file: resnet20|32|44|56|110 for CIFAR (append "
         ",pad=after if the shortcuts pad zeros after the channels), vgg13_cifar, "
         "mobilenet_v2_cifar, any torchvision name, timm:NAME, or your own package.module:factory. "
-        "Files written by legr record it, except for your own factory.",
+        "Files written by legr record it, unless it is your own factory.",
     ),
 ]
 Classes = Annotated[
@@ -194,5 +194,5 @@ Python = Annotated[
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="Print one JSON object to stdout instead of a table."),
+    typer.Option("--json", help="Print the result to stdout as one JSON object."),
 ]

@@ -97,7 +97,7 @@ def prune(
 
       legr prune dense.pth --arch resnet56 --flops 0.2:0.8:0.1 --out nets
 
-      legr prune dense.safetensors --ranking ranking.json --flops 0.4 --out nets
+      legr prune dense.safetensors --ranking r.json --flops 0.4,0.5 --out nets
 
       legr prune torchvision:mobilenet_v2 --latency 0.5 --out fast.safetensors
     """
