@@ -28,7 +28,7 @@ from legr_cli.commands.report import report
 from legr_cli.errors import LegrError
 from legr_cli.version import __version__
 
-PACKAGES = (  # that a command may miss; any other missing module is a bug, and shown as one
+PACKAGES = (
     "torch",
     "torchvision",
     "fvcore",

@@ -7,7 +7,6 @@ import typer
 
 from legr_cli.commands import options
 from legr_cli.commands.options import setting
-from legr_cli.search.fitness import FITNESS
 
 if TYPE_CHECKING:
     from legr_cli.settings import Compare
@@ -74,31 +73,19 @@ def compare(
         float,
         setting(_SEARCH, "SIGMA", "Standard deviation of mutations. Not used by amc."),
     ] = 1.0,
-    fitness: Annotated[
-        str,
-        setting(
-            _SEARCH,
-            "|".join(FITNESS),
-            "How to adapt a candidate before measuring its accuracy: train it (finetune), "
-            "re-estimate its BatchNorm statistics (bn), or not at all (none).",
-        ),
-    ] = "finetune",
-    steps: Annotated[
-        int | None,
-        setting(
-            _SEARCH, "N", "Number of adaptation steps per candidate.", "200; 8 with --fitness bn"
-        ),
-    ] = None,
+    fitness: options.Fitness = "finetune",
+    steps: options.Steps = None,
     lr: Annotated[
         float,
-        setting(_SEARCH, "RATE", "Learning rate for adapting candidates; also used by morphnet."),
+        setting(
+            options.CANDIDATES,
+            "RATE",
+            "Learning rate for adapting candidates; also used by morphnet.",
+        ),
     ] = 0.01,
-    val_images: Annotated[
-        int,
-        setting(_SEARCH, "N", "Maximum number of validation images to measure a candidate on."),
-    ] = 10_000,
+    val_images: options.ValImages = 10_000,
     batch_size: Annotated[
-        int, setting(_SEARCH, "N", "Number of images per batch, for all methods.")
+        int, setting(options.CANDIDATES, "N", "Number of images per batch, for all methods.")
     ] = 128,
     round_units: Annotated[
         int,

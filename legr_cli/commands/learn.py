@@ -8,12 +8,11 @@ import typer
 
 from legr_cli.commands import options
 from legr_cli.commands.options import setting
-from legr_cli.search.fitness import FITNESS
 
 if TYPE_CHECKING:
     from legr_cli.settings import Search
 
-_SEARCH, _FITNESS = "Search", "Candidate fitness"
+_SEARCH = "Search"
 
 
 def learn(
@@ -80,35 +79,15 @@ def learn(
             "give the same ranking.",
         ),
     ] = 0,
-    fitness: Annotated[
-        str,
-        setting(
-            _FITNESS,
-            "|".join(FITNESS),
-            "How to adapt a candidate before measuring its accuracy: train it for --steps "
-            "(finetune), only re-estimate its BatchNorm statistics at a fraction of the cost (bn), "
-            "or not at all (none).",
-        ),
-    ] = "finetune",
-    steps: Annotated[
-        int | None,
-        setting(
-            _FITNESS, "N", "Number of adaptation steps per candidate.", "200; 8 with --fitness bn"
-        ),
-    ] = None,
-    batch_size: Annotated[int, setting(_FITNESS, "N", "Number of images per batch.")] = 128,
+    fitness: options.Fitness = "finetune",
+    steps: options.Steps = None,
+    batch_size: Annotated[
+        int, setting(options.CANDIDATES, "N", "Number of images per batch.")
+    ] = 128,
     lr: Annotated[
-        float, setting(_FITNESS, "RATE", "Learning rate for adapting candidates.")
+        float, setting(options.CANDIDATES, "RATE", "Learning rate for adapting candidates.")
     ] = 0.01,
-    val_images: Annotated[
-        int,
-        setting(
-            _FITNESS,
-            "N",
-            "Maximum number of validation images to measure a candidate on; they come from val/, "
-            "or from a tenth of train/ that is held out.",
-        ),
-    ] = 10_000,
+    val_images: options.ValImages = 10_000,
     align: options.Align = "auto",
     min_keep: options.MinKeep = 0.1,
     normalize: options.Normalize = None,

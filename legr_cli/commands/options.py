@@ -7,9 +7,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from legr_cli.errors import SettingError
+from legr_cli.search.fitness import FITNESS
 
 NETWORK, IMAGES, PRUNING, HARDWARE = "Network", "Images", "Pruning", "Hardware"
-BOARD = "Remote board"
+CANDIDATES, BOARD = "Candidate fitness", "Remote board"
 Settings = TypeVar("Settings")
 
 
@@ -163,6 +164,31 @@ MinKeep = Annotated[
         metavar="SHARE",
         rich_help_panel=PRUNING,
         help="Minimum share of each layer's channels to keep.",
+    ),
+]
+Fitness = Annotated[
+    str,
+    setting(
+        CANDIDATES,
+        "|".join(FITNESS),
+        "How to adapt a candidate before measuring its accuracy: train it for --steps (finetune), "
+        "only re-estimate its BatchNorm statistics at a fraction of the cost (bn), or not at all "
+        "(none).",
+    ),
+]
+Steps = Annotated[
+    int | None,
+    setting(
+        CANDIDATES, "N", "Number of adaptation steps per candidate.", "200; 8 with --fitness bn"
+    ),
+]
+ValImages = Annotated[
+    int,
+    setting(
+        CANDIDATES,
+        "N",
+        "Maximum number of validation images to measure a candidate on; they come from val/, or "
+        "from a tenth of train/ that is held out.",
     ),
 ]
 Resume = Annotated[
