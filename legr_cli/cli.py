@@ -28,6 +28,7 @@ from legr_cli.commands.report import report
 from legr_cli.errors import LegrError
 from legr_cli.version import __version__
 
+# What an incomplete installation may lack; any other missing module is a bug of ours.
 PACKAGES = (
     "torch",
     "torchvision",

@@ -5,7 +5,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -126,7 +126,7 @@ def _words(command: str, out: Path) -> list[str]:
     return words
 
 
-def _run(legr: Any, words: list[str], log: Any, out: Path) -> None:
+def _run(legr: Any, words: list[str], log: IO[str], out: Path) -> None:
     """Run a legr command in this process; what it prints goes to the log."""
     log.write(f"\n$ {shlex.join(['legr', *words])}\n")
     log.flush()

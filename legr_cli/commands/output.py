@@ -76,7 +76,7 @@ def print_notes(*notes: str) -> None:
 
 
 def format_count(number: float) -> str:
-    """`4.09 G`, `25.6 M`, `512 `: a unit may follow, and no line breaks within it."""
+    """`4.09 G`, `25.6 M` or `512 `, ready for a unit; its space does not break across lines."""
     for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             digits = f"{number / size:.3g}" if number < 999.5 * size else f"{number / size:.0f}"
