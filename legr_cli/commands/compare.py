@@ -39,7 +39,7 @@ def compare(
     flops: Annotated[
         str,
         typer.Option(
-            metavar="SHARE",
+            metavar="SHARE,…",
             help="Shares of the FLOPs to keep: a number (0.4), a list (0.3,0.5) or a range "
             "(0.2:0.8:0.1).",
         ),
@@ -47,7 +47,7 @@ def compare(
     repeats: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Number of repetitions, with seeds --seed, --seed + 1 and so on."
+            metavar="N", help="Number of repetitions; their seeds are --seed, --seed + 1 and so on."
         ),
     ] = 1,
     seed: Annotated[

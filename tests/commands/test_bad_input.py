@@ -443,9 +443,7 @@ def test_read_only_output_folder(weights: Path, here: Path) -> None:
 def test_output_forms(weights: Path) -> None:
     Path("taken").write_text("mine")
     args = ("prune", weights, "--arch", "resnet20", "--flops")
-    assert "there are 2 targets" in refused(
-        *args, "0.4,0.5", "--out", "o.safetensors"
-    )
+    assert "there are 2 targets" in refused(*args, "0.4,0.5", "--out", "o.safetensors")
     assert "name a .safetensors file" in refused(*args, "0.4", "--out", "o.pth")
     assert "is a file, not a folder" in refused(*args, "0.4,0.5", "--out", "taken")
     assert "File name too long" in refused(*args, "0.4", "--out", "o" * 300 + ".safetensors")
