@@ -84,7 +84,7 @@ def _without_types(params: list[Any]) -> list[Any]:
         if getattr(param, "is_flag", False):
             param.metavar = ""
         elif param.param_type_name == "argument":
-            param.display_type_rich = lambda **_: None
+            param.display_type_rich = lambda *_, **__: None
     return params
 
 
