@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from legr_cli.commands import options
+from legr_cli.commands.options import flag, setting
 
 if TYPE_CHECKING:
     from legr_cli.models.network import Network
 
 
 def evaluate(
-    models: Annotated[
+    networks: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL…",
+            metavar="NETWORK",
             show_default=False,
             help="Networks to evaluate: files written by legr, weights files for --arch, or "
             "torchvision:NAME.",
@@ -25,19 +26,19 @@ def evaluate(
     data: options.Data,
     split: Annotated[
         str,
-        typer.Option(
-            metavar="test|val",
-            rich_help_panel=options.IMAGES,
-            help="Images to evaluate on: the test images, or the held-out validation images.",
+        setting(
+            options.IMAGES,
+            "test|val",
+            "Images to evaluate on: the test images, or the held-out validation images.",
         ),
     ] = "test",
     recalibrate: Annotated[
         bool,
-        typer.Option(
+        flag(
+            options.IMAGES,
             "--recalibrate",
-            rich_help_panel=options.IMAGES,
-            help="Re-estimate BatchNorm statistics on 1,024 training images first, as a quick "
-            "estimate of a pruned network's quality before fine-tuning. The file is not changed.",
+            "Re-estimate BatchNorm statistics on 1,024 training images first, as a quick estimate "
+            "of a pruned network's quality before fine-tuning. The file is not changed.",
         ),
     ] = False,
     seed: Annotated[
@@ -55,7 +56,7 @@ def evaluate(
             metavar="N",
             callback=options.within("--batch-size", 1, 10**6),
             rich_help_panel=options.HARDWARE,
-            help="Images per batch.",
+            help="Number of images per batch.",
         ),
     ] = 250,
     normalize: options.Normalize = None,
@@ -68,11 +69,14 @@ def evaluate(
 ) -> None:
     """Measure the accuracy of one or more networks, dense or pruned.
 
+    Shows top-1 and top-5 accuracy, the loss and the FLOPs of each network, and how its images were
+    preprocessed.
+
     Examples:
 
       legr evaluate nets/*.safetensors --data cifar10:DIR --recalibrate
 
-      legr evaluate resnet56.th --arch resnet56 --data cifar10:DIR --normalize imagenet
+      legr evaluate dense.pth --arch resnet56 --data cifar10:DIR
     """
     from legr_cli.commands.evaluate_view import show_scores
     from legr_cli.commands.output import spinner
@@ -87,8 +91,8 @@ def evaluate(
     with spinner("loading") as update:
 
         def opened() -> Iterator["Network"]:
-            for number, name in enumerate(models, 1):
-                update(f"evaluating {name} ({number} of {len(models)})")
+            for number, name in enumerate(networks, 1):
+                update(f"evaluating {name} ({number} of {len(networks)})")
                 network = open_network(name, arch, classes, size)
                 yield replace(network, model=in_single_precision(network.model))
 
@@ -101,5 +105,5 @@ def evaluate(
             seed=seed,
             device=device,
         )
-        scores = list(zip(models, found, strict=True))
+        scores = list(zip(networks, found, strict=True))
     show_scores(scores, data, split, recalibrate, as_json)

@@ -7,13 +7,11 @@ import typer
 from legr_cli.commands import options
 
 
-def _list_archs(requested: bool) -> None:
-    """List the names that --arch accepts and exit."""
-    if requested:
-        from legr_cli.commands.inspect_view import show_archs
+def _show_archs() -> None:
+    """List the names that --arch accepts."""
+    from legr_cli.commands.inspect_view import show_archs
 
-        show_archs()
-        raise typer.Exit
+    show_archs()
 
 
 def inspect(
@@ -25,7 +23,10 @@ def inspect(
     archs: Annotated[  # noqa: ARG001 (handled by its callback)
         bool,
         typer.Option(
-            "--archs", callback=_list_archs, is_eager=True, help="List all --arch names and exit."
+            "--archs",
+            callback=options.show_and_exit(_show_archs),
+            is_eager=True,
+            help="List the names that --arch accepts and exit.",
         ),
     ] = False,
 ) -> None:

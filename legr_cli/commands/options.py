@@ -7,15 +7,32 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from legr_cli.errors import SettingError
+from legr_cli.search.fitness import FITNESS
 
 NETWORK, IMAGES, PRUNING, HARDWARE = "Network", "Images", "Pruning", "Hardware"
-BOARD = "Remote board"
+CANDIDATES, BOARD = "Candidate fitness", "Remote board"
 Settings = TypeVar("Settings")
 
 
-def setting(panel: str, metavar: str, text: str, default: str | bool = False) -> Any:
-    """An option that overrides one setting of many; `default`: whether or how to show it."""
+def setting(panel: str, metavar: str, text: str, default: str | bool = True) -> Any:
+    """An option with a value, listed in a panel; `default` replaces the default that help shows."""
     return typer.Option(metavar=metavar, help=text, show_default=default, rich_help_panel=panel)
+
+
+def flag(panel: str, name: str, text: str) -> Any:
+    """A switch without a value, listed in a panel."""
+    return typer.Option(name, help=text, rich_help_panel=panel)
+
+
+def show_and_exit(show: Callable[[], None]) -> Callable[[bool], None]:
+    """A callback for a switch that shows something instead of running the command."""
+
+    def callback(requested: bool) -> None:
+        if requested:
+            show()
+            raise typer.Exit
+
+    return callback
 
 
 def settings_from(kind: type[Settings], given: dict[str, Any], **parsed: Any) -> Settings:
@@ -57,7 +74,7 @@ Arch = Annotated[
         help="Architecture of a plain weights file: resnet20|32|44|56|110 for CIFAR (append "
         ",pad=after if the shortcuts pad zeros after the channels), vgg13_cifar, "
         "mobilenet_v2_cifar, any torchvision name, timm:NAME, or your own package.module:factory. "
-        "Files written by legr record it, except for your own factory.",
+        "Files written by legr record it, unless it is your own factory.",
     ),
 ]
 Classes = Annotated[
@@ -149,6 +166,31 @@ MinKeep = Annotated[
         help="Minimum share of each layer's channels to keep.",
     ),
 ]
+Fitness = Annotated[
+    str,
+    setting(
+        CANDIDATES,
+        "|".join(FITNESS),
+        "How to adapt a candidate before measuring its accuracy: train it for --steps (finetune), "
+        "only re-estimate its BatchNorm statistics at a fraction of the cost (bn), or not at all "
+        "(none).",
+    ),
+]
+Steps = Annotated[
+    int | None,
+    setting(
+        CANDIDATES, "N", "Number of adaptation steps per candidate.", "200; 8 with --fitness bn"
+    ),
+]
+ValImages = Annotated[
+    int,
+    setting(
+        CANDIDATES,
+        "N",
+        "Maximum number of validation images to measure a candidate on; they come from val/, or "
+        "from a tenth of train/ that is held out.",
+    ),
+]
 Resume = Annotated[
     bool,
     typer.Option(
@@ -178,5 +220,5 @@ Python = Annotated[
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="Print one JSON object to stdout instead of a table."),
+    typer.Option("--json", help="Print the result to stdout as one JSON object."),
 ]

@@ -212,15 +212,15 @@ def test_header_cannot_import(pruned: Path, here: Path) -> None:
         (lambda c: c["kept"]["conv1"].append(16), "are not in 0…15"),
         (lambda c: c["kept"].update({"conv1": [-1, 3]}), "are not in 0…15"),
         (lambda c: c["kept"].update({"conv1": []}), "are not in 0…15"),
-        (lambda c: c["kept"].update({"conv1": [3, 3]}), "a value of the wrong kind"),
-        (lambda c: c["kept"].update({"conv1": ["3"]}), "a value of the wrong kind"),
+        (lambda c: c["kept"].update({"conv1": [3, 3]}), "a value has the wrong type"),
+        (lambda c: c["kept"].update({"conv1": ["3"]}), "a value has the wrong type"),
         (lambda c: c["kept"].update({"conv1": c["kept"]["conv1"][1:]}), "contradict"),
         (lambda c: c["kept"].update({"linear": [0, 1]}), "contradict"),
         (lambda c: c["kept"].update({"conv9": [0]}), "do not match at 'conv9'"),
         (lambda c: c["kept"].pop("conv1"), "do not match at 'conv1'"),
         (lambda c: c.update(kept=None), "does not fit resnet20"),
-        (lambda c: c.update(input=[3, 10**9, 10**9]), "a value of the wrong kind"),
-        (lambda c: c.update(input=[3, -32, 32]), "a value of the wrong kind"),
+        (lambda c: c.update(input=[3, 10**9, 10**9]), "a value has the wrong type"),
+        (lambda c: c.update(input=[3, -32, 32]), "a value has the wrong type"),
         (lambda c: c.update(classes=10**12), "--classes must be"),
         (lambda c: c.update(classes=100), "contradict"),
         (lambda c: c.update(options={"weights": "DEFAULT"}), "weights is not allowed"),
@@ -242,7 +242,7 @@ def test_huge_network_in_a_header_takes_no_memory(pruned: Path) -> None:
     path = with_card(
         pruned, lambda c: c.update(arch="resnet50", options={"width_per_group": 10**6})
     )
-    assert "larger than any network" in refuses_checkpoint(path, arch=None)
+    assert "has more than 1e+10 parameters" in refuses_checkpoint(path, arch=None)
 
 
 def test_another_network(weights: Path) -> None:
@@ -345,7 +345,7 @@ def test_bad_alignment(align: str, says: str, weights: Path) -> None:
 
 def test_alignment_wider_than_every_layer(weights: Path) -> None:
     args = ("prune", weights, "--arch", "resnet20", "--flops", 0.5, "--align", 128)
-    assert "larger than every layer (the widest has 64)" in refused(*args, "--out", "o.safetensors")
+    assert "the widest has 64" in refused(*args, "--out", "o.safetensors")
 
 
 @pytest.mark.parametrize("value", ["-0.1", "1.1", "nan"])
@@ -390,7 +390,7 @@ def test_a_good_ranking_is_taken(weights: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: d.update(format="other"), "is no ranking"),
+        (lambda d: d.update(format="other"), "is not a ranking"),
         (lambda d: d.update(version=2), "a ranking of version 2"),
         (lambda d: d.pop("layers"), 'no list of "layers"'),
         (lambda d: d["layers"].pop(3), "has no row for layer 'layer1.1.conv1' (16 filters)"),
@@ -413,7 +413,7 @@ def test_bad_rankings(change: Callable, says: str, weights: Path) -> None:
 def test_broken_rankings(text: str, weights: Path) -> None:
     Path("ranking.json").write_bytes(text.encode("latin-1"))
     line = refuses_ranking(Path("ranking.json"), weights)
-    assert "is no readable JSON" in line or "is no ranking" in line
+    assert "is not readable JSON" in line or "is not a ranking" in line
 
 
 def test_missing_ranking(weights: Path) -> None:
@@ -443,9 +443,7 @@ def test_read_only_output_folder(weights: Path, here: Path) -> None:
 def test_output_forms(weights: Path) -> None:
     Path("taken").write_text("mine")
     args = ("prune", weights, "--arch", "resnet20", "--flops")
-    assert "is one file, and there are 2 targets" in refused(
-        *args, "0.4,0.5", "--out", "o.safetensors"
-    )
+    assert "there are 2 targets" in refused(*args, "0.4,0.5", "--out", "o.safetensors")
     assert "name a .safetensors file" in refused(*args, "0.4", "--out", "o.pth")
     assert "is a file, not a folder" in refused(*args, "0.4,0.5", "--out", "taken")
     assert "File name too long" in refused(*args, "0.4", "--out", "o" * 300 + ".safetensors")
@@ -455,7 +453,7 @@ def test_output_forms(weights: Path) -> None:
 def test_the_checkpoint_is_not_overwritten(pruned: Path) -> None:
     Path("net.safetensors").write_bytes(pruned.read_bytes())
     args = ("prune", "net.safetensors", "--flops", 0.9, "--out", "net.safetensors")
-    assert "is the CHECKPOINT itself" in refused(*args)
+    assert "would overwrite CHECKPOINT" in refused(*args)
 
 
 def test_disk_full(weights: Path, here: Path) -> None:
@@ -493,7 +491,7 @@ def test_ctrl_c(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("legr_cli.pruning.apply", interrupted)
     args = ("prune", weights, "--arch", "resnet20", "--flops", "0.5,0.6", "--out", "nets")
-    assert "legr: stopped" in refused(*args, code=130)
+    assert "legr: interrupted" in refused(*args, code=130)
     assert not Path("nets").exists()
 
 

@@ -183,7 +183,7 @@ def test_numbers_are_whole_in_a_narrow_terminal(versus: Path, weights: Path) -> 
     args = ("compare", weights, *NET, *SMALL, "--methods", "all", "--out", versus, "--resume")
     env = {"COLUMNS": "40"}
     result = runner.invoke(app, [str(arg) for arg in args], env=env)
-    assert "in all, × legr" in result.stderr
+    assert "total, × legr" in result.stderr
     assert "1.08\N{NO-BREAK SPACE}k" in result.stderr  # 4 · (128 + 142) images
 
 

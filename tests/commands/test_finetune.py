@@ -290,13 +290,13 @@ def test_statistics_alone(pruned: Path, tmp_path: Path) -> None:
     assert all(n.endswith(("running_mean", "running_var", "batches_tracked")) for n in changed)
     assert said["settings"] == {"recipe": "bn-recalibrate", "seed": 0}
     assert "different training" in fails(*args[:-3], "--out", out, "--resume")
-    assert "leave --epochs out" in fails(*args, "--epochs", 3, "--force")
-    assert "leave --patience out" in fails(*args, "--patience", 0, "--force")
-    assert "leave --all-images out" in fails(*args, "--all-images", "--force")
-    assert "leave --teacher out" in fails(*args, "--teacher", pruned, "--force")
+    assert "remove --epochs" in fails(*args, "--epochs", 3, "--force")
+    assert "remove --patience" in fails(*args, "--patience", 0, "--force")
+    assert "remove --all-images" in fails(*args, "--all-images", "--force")
+    assert "remove --teacher" in fails(*args, "--teacher", pruned, "--force")
     fresh = ("finetune", "--arch", "digits_net:normless", "--data", "digits")
     other = tmp_path / "n.safetensors"
-    assert "name a CHECKPOINT" in fails(*fresh, "--bn-recalibrate", "--out", other)
+    assert "requires a CHECKPOINT" in fails(*fresh, "--bn-recalibrate", "--out", other)
     legr(*fresh, "--epochs", 1, "--out", other)
     again = fails("finetune", other, *fresh[1:], "--bn-recalibrate", "--out", out, "--force")
     assert "has no BatchNorm" in again
