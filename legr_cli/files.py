@@ -56,6 +56,20 @@ def staged() -> Iterator[Staged]:
             folder.rmdir()
 
 
+@contextlib.contextmanager
+def out_or_temporary(
+    out: str | os.PathLike[str] | None, name: str, resume: bool, force: bool
+) -> Iterator[Path]:
+    """Yield `out` or, if it is None, a temporary file called `name` that is deleted on exit."""
+    if out is not None:
+        yield Path(out)
+        return
+    if resume or force:
+        raise OutputError("resume and force need out: the file to resume or overwrite")
+    with tempfile.TemporaryDirectory(prefix="legr-") as folder:
+        yield Path(folder, name)
+
+
 def require_folder(out: Path, option: str = "--out") -> None:
     """Raise before any work is done if the folder for a result is missing or read-only."""
     if not out.parent.is_dir():

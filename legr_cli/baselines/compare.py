@@ -31,8 +31,7 @@ from legr_cli.search.fitness import adaptation
 from legr_cli.search.setup import check_fitness
 from legr_cli.settings import Compare
 from legr_cli.targets import Target
-from legr_cli.training.devices import choose
-from legr_cli.training.finetune import amp_helps
+from legr_cli.training.devices import amp_helps, choose
 from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
 from legr_cli.training.recipes import settings_of
 

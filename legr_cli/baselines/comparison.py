@@ -32,7 +32,7 @@ from legr_cli.training.devices import choose
 from legr_cli.training.finetune import FinetuneResult, train_setup
 from legr_cli.training.loop import evaluate
 from legr_cli.training.process_group import ProcessGroup
-from legr_cli.training.resume import EPOCHS, Files
+from legr_cli.training.resume import EPOCHS, RunFiles
 from legr_cli.training.setup import training_setup
 from legr_cli.version import __version__
 
@@ -217,7 +217,7 @@ def _tuned(
     training = replace(run.settings.training, seed=context.seed)
     group = ProcessGroup(choose(run.device))
     setup = training_setup(network, context.data, training, group)
-    files = Files(out, resume=True, force=False, kind=replace(EPOCHS, anew=ASIDE))
+    files = RunFiles(out, resume=True, force=False, kind=replace(EPOCHS, anew=ASIDE))
 
     def report(event: Event) -> None:
         if isinstance(event, Progress) and event.milestone:

@@ -26,8 +26,8 @@ from legr_cli.pruning import Analysis, analyze
 from legr_cli.targets import Target
 from legr_cli.training.devices import seeded
 from legr_cli.training.loop import Trainer, sgd, train
-from legr_cli.training.resume import Files, recorded
-from legr_cli.training.run import seed_of
+from legr_cli.training.resume import RunFiles, open_record
+from legr_cli.training.run import derived_seed
 
 
 def _is_sound(line: Line, _settings: Line) -> bool:
@@ -57,12 +57,12 @@ def learn(
     context: MethodContext, trainer: Trainer, steps: int, number: int, watch: Watch | None = None
 ) -> None:
     """So many steps; what is drawn for them depends on the seed and on the number of the round."""
-    seed, size = seed_of(context.seed, number), context.settings.batch_size
+    seed, size = derived_seed(context.seed, number), context.settings.batch_size
     generator = torch.Generator().manual_seed(seed)
     serving = Serving(context.data.feed, size, context.where)
     batches = endless(lambda: shuffled(context.data.train, serving, generator))
     with seeded(context.where, seed):
-        train(trainer, itertools.islice(batches, steps), watch=watch)
+        train(trainer, itertools.islice(batches, steps), on_step=watch)
 
 
 def prune_gradually(
@@ -80,8 +80,8 @@ def prune_gradually(
     names = ("round_units", "round_steps", "round_lr", "fisher_weight")
     about = {name: getattr(settings, name) for name in names}
     waiting, since = list(targets), Effort()
-    files = Files(context.work(method), resume=True, force=False, kind=ROUNDS)
-    with recorded(files, context.header(method, **about), walk.tensors()) as record:
+    files = RunFiles(context.work(method), resume=True, force=False, kind=ROUNDS)
+    with open_record(files, context.header(method, **about), walk.tensors()) as record:
         for line in record.book.lines.values():  # levels among them were cut before
             since += Effort.from_line(line)
             while waiting and line["flops"] <= waiting[0].value * analysis.flops:
@@ -100,7 +100,7 @@ def prune_gradually(
                     ranking = context.ranking(method, walk.order, **about)
                     yield Level(target, analysis, ranking, since)
                 since = Effort()
-            record.keep(line, walk.tensors())
+            record.add(line, walk.tensors())
     files.state.unlink(missing_ok=True)
 
 

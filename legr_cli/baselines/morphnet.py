@@ -23,8 +23,8 @@ from legr_cli.errors import ModelError
 from legr_cli.journal import Line
 from legr_cli.pruning import Analysis
 from legr_cli.targets import Target, falling
-from legr_cli.training.loop import Loss, Trainer, plain_loss, sgd
-from legr_cli.training.resume import Files, recorded
+from legr_cli.training.loop import Loss, Trainer, sgd, task_loss
+from legr_cli.training.resume import RunFiles, open_record
 
 METHOD = "morphnet"
 DEAD = 0.01  # a unit whose γ are all smaller is as good as gone
@@ -41,9 +41,9 @@ def morphnet(context: MethodContext, _targets: list[Target], todo: set[Target]) 
         budget = target.value * analysis.flops
         about = {name: getattr(settings, name) for name in ("trials", "trial_steps", "lr")}
         about["flops"] = target.value
-        files = Files(context.work(METHOD, target), resume=True, force=False, kind=ROUNDS)
+        files = RunFiles(context.work(METHOD, target), resume=True, force=False, kind=ROUNDS)
         best = torch.zeros(analysis.units.count, dtype=torch.double)
-        with recorded(files, context.header(METHOD, **about), {"scores": best}) as record:
+        with open_record(files, context.header(METHOD, **about), {"scores": best}) as record:
             for number in range(len(record.book.lines) + 1, settings.trials + 1):
                 lines = list(record.book.lines.values())
                 weight = next_weight(lines, budget, _first(context))
@@ -52,7 +52,7 @@ def morphnet(context: MethodContext, _targets: list[Target], todo: set[Target]) 
                 gaps = [abs(other["flops"] - budget) for other in (*lines, line)]
                 if gaps[-1] <= min(gaps):
                     best.copy_(torch.from_numpy(scores))
-                record.keep(line, {"scores": best})
+                record.add(line, {"scores": best})
             effort = total(map(Effort.from_line, record.book.lines.values()))
             yield Level(target, analysis, context.ranking(METHOD, best.numpy(), **about), effort)
         files.state.unlink(missing_ok=True)
@@ -121,7 +121,7 @@ def _loss(analysis: Analysis, weight: float) -> Loss:
     """Cross entropy + λ · regulariser."""
 
     def loss(logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        return plain_loss()(logits, images, labels) + weight * regulariser(analysis)
+        return task_loss()(logits, images, labels) + weight * regulariser(analysis)
 
     return loss
 

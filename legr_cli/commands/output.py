@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 _STEPS = " ▁▂▃▄▅▆▇█"
 
@@ -34,17 +34,6 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
     """Show a spinner on stderr; yields a function that changes its text."""
     with console().status(Text(text)) as status:
         yield lambda text: status.update(Text(text))  # Text: names must not be read as markup
-
-
-def amp_helps(device: "torch.device", quiet: bool = False) -> bool:
-    """Whether `--amp` is faster on this device; prints a note if it is not."""
-    from legr_cli.training.devices import half_precision
-
-    if half_precision(device) is not None:
-        return True
-    text = f"ignoring --amp: mixed precision is slower on this {device.type}"
-    console(quiet=quiet).print(text, style="dim")
-    return False
 
 
 def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:

@@ -28,10 +28,10 @@ def _finetune(
     half: "torch.dtype | None",
 ) -> None:
     """Train for a few steps."""
-    from legr_cli.training.loop import Trainer, plain_loss, sgd, train
+    from legr_cli.training.loop import Trainer, sgd, task_loss, train
 
     optimizer = sgd(model.requires_grad_(True), settings.lr)
-    train(Trainer(model, optimizer, plain_loss(task), half), batches)
+    train(Trainer(model, optimizer, task_loss(task), half), batches)
 
 
 def _batchnorm(

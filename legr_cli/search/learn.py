@@ -25,10 +25,9 @@ from legr_cli.search.setup import SearchSetup, check_reach
 from legr_cli.search.workers import connected
 from legr_cli.settings import Search
 from legr_cli.targets import percents
-from legr_cli.training.devices import choose
-from legr_cli.training.finetune import amp_helps
+from legr_cli.training.devices import amp_helps, choose
 from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
-from legr_cli.training.scores import CLASSIFICATION, OwnFunction, Task, shown, task_for
+from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Task, format_score, task_for
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,8 @@ def learn(
     candidates: int | None = None,
     seed: int | None = None,
     settings: Search | None = None,
-    loss: OwnFunction | None = None,
-    score: OwnFunction | None = None,
+    loss: BatchFunction | None = None,
+    score: BatchFunction | None = None,
     validation: Any = None,
     input_shape: Sequence[int] | None = None,
     arch: str | Callable[..., nn.Module] | None = None,
@@ -253,9 +252,10 @@ def _reporting(setup: SearchSetup, progress: Report) -> Callable[[SearchProgress
     total, classes = setup.settings.candidates, len(setup.data.classes)
 
     def watch(state: SearchProgress) -> None:
+        best = state.best
         facts = [
-            f"best {shown(setup.task, state.best['accuracy'])} (#{state.best['candidate'] + 1})",
-            f"latest {shown(setup.task, state.latest['accuracy'])}",
+            f"best {format_score(setup.task, best['accuracy'])} (#{best['candidate'] + 1})",
+            f"latest {format_score(setup.task, state.latest['accuracy'])}",
         ]
         if state.cached:
             facts.append(f"{state.cached} repeats")
@@ -279,8 +279,8 @@ def _opening_lines(setup: SearchSetup, dense: Line, recorded: int, resume: bool)
     total, classes = setup.settings.candidates, len(setup.data.classes)
     lines = [
         f"{setup.analysis.network.arch} on {setup.data.feed}: "
-        f"{shown(setup.task, dense['accuracy'])} on {dense['images']} validation images, which "
-        "legr never trains on",
+        f"{format_score(setup.task, dense['accuracy'])} on {dense['images']} validation images, "
+        "which legr never trains on",
         *doubts(setup.data),
     ]
     if classes and dense["accuracy"] < 1.5 / classes:

@@ -26,7 +26,7 @@ from legr_cli.search.evaluator import Outcome
 from legr_cli.search.evolution import Candidate, Fitness, Genes, Strategy
 from legr_cli.search.workers import WorkerPool, is_given_up, is_loss
 from legr_cli.settings import Search
-from legr_cli.training.scores import finite
+from legr_cli.training.scores import finite_or_none
 
 RETRIES = 3  # for a candidate whose worker died
 
@@ -269,7 +269,7 @@ def _fitness(outcomes: list[Outcome]) -> Line:
     """Mean over all shares, each share if there are several, and how long it took."""
     accuracies = [outcome.accuracy for outcome in outcomes]
     loss = sum(outcome.loss for outcome in outcomes) / len(outcomes)
-    line: Line = {"accuracy": sum(accuracies) / len(accuracies), "loss": finite(loss)}
+    line: Line = {"accuracy": sum(accuracies) / len(accuracies), "loss": finite_or_none(loss)}
     if len(accuracies) > 1:
         line["each"] = accuracies
     for part in ("seconds", "adapt_seconds", "measure_seconds"):

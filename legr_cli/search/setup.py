@@ -25,7 +25,7 @@ from legr_cli.search.run import SearchResult
 from legr_cli.search.workers import WorkerPool, in_process, on_cluster, processes
 from legr_cli.settings import Search
 from legr_cli.training.devices import choose, cores
-from legr_cli.training.loop import evaluate, has_statistics
+from legr_cli.training.loop import evaluate, has_running_stats
 from legr_cli.training.scores import CLASSIFICATION, Score, Task
 from legr_cli.version import __version__
 
@@ -165,7 +165,7 @@ def check_reach(analysis: Analysis, settings: Search) -> None:
 def check_fitness(analysis: Analysis, fitness: str) -> None:
     """Check that a fitness suits the network."""
     needs_batchnorm = adaptation(fitness).needs_batchnorm
-    if needs_batchnorm and not has_statistics(analysis.network.model):
+    if needs_batchnorm and not has_running_stats(analysis.network.model):
         raise SettingError(
             f"--fitness {fitness}: this network has no BatchNorm layers; use --fitness finetune "
             "or none"

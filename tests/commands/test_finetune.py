@@ -193,15 +193,15 @@ def test_float16_goes_on_with_its_scale() -> None:
     )
     scaler = first._trainer.scaler
     scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**9})
-    line = first.advance(lambda _: None)
+    line = first.train_epoch(lambda _: None)
     for name, tensor in second.tensors().items():
         tensor.copy_(first.tensors()[name])
-    second.recall([line])
-    second.agree()
+    second.replay([line])
+    second.synchronize()
     assert second._trainer.scaler.get_scale() == scaler.get_scale() == 2.0**9
     for run in (first, second):
-        run.advance(lambda _: None)
-        assert run.over
+        run.train_epoch(lambda _: None)
+        assert run.is_finished
     assert same(first.model.state_dict(), second.model.state_dict())
 
 
@@ -378,9 +378,9 @@ with assembled("cpu") as group:
         data = open_data("digits", (3, 32, 32), seed=0)
         settings = settings_of("quick", epochs=2, ema=0.9 if arch.endswith("build") else 0.0)
         run = Run(build(Arch(arch), group.rank), data, settings, group)
-        run.agree()
-        while not run.over:
-            run.advance(lambda _: None)
+        run.synchronize()
+        while not run.is_finished:
+            run.train_epoch(lambda _: None)
         found[arch] = fingerprint(run.model), fingerprint(run.result), run.standing
         torch.save(run.model.state_dict(), f"{sys.argv[1]}/{arch}.{group.size}.{group.rank}.pt")
 with open(f"{sys.argv[1]}/{group.size}.{group.rank}.json", "w") as file:

@@ -18,7 +18,7 @@ from legr_cli.search.evaluator import evaluate_candidate
 from legr_cli.search.setup import SearchSetup
 from legr_cli.settings import Search
 from legr_cli.training.devices import choose, keep_memory
-from legr_cli.training.loop import Trainer, evaluate, has_statistics, recalibrate, sgd, train
+from legr_cli.training.loop import Trainer, evaluate, has_running_stats, recalibrate, sgd, train
 
 
 def test_evaluate() -> None:
@@ -54,8 +54,8 @@ def test_recalibrate_takes_the_mean_over_batches_and_nothing_else() -> None:
     assert not model.training
     assert not model[1].training
     assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
-    assert has_statistics(model)
-    assert not has_statistics(nn.BatchNorm2d(3, track_running_stats=False))
+    assert has_running_stats(model)
+    assert not has_running_stats(nn.BatchNorm2d(3, track_running_stats=False))
 
 
 def test_one_step_of_the_papers_optimiser() -> None:
