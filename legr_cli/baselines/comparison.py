@@ -25,7 +25,7 @@ from legr_cli.models.network import Network, write_network
 from legr_cli.progress import Event, Progress
 from legr_cli.pruning import Analysis, apply_plans, lowest_share, plans
 from legr_cli.ranking import write_ranking
-from legr_cli.search.setup import subject
+from legr_cli.search.setup import run_description
 from legr_cli.settings import Compare
 from legr_cli.targets import Target, falling
 from legr_cli.training.devices import choose
@@ -52,7 +52,7 @@ class ComparisonRun:
     """What is compared, and where it goes."""
 
     analysis: Analysis
-    opened: Callable[[int], Data]  # by seed: another seed holds out other images
+    open_network: Callable[[int], Data]  # by seed: another seed holds out other images
     settings: Compare
     device: str
     folder: Path
@@ -73,7 +73,7 @@ class ComparisonRun:
             "epochs": settings.training.epochs,
         }
         del plain["training"], plain["targets"]
-        return {**subject(self.analysis, data, plain), "dense": dense}
+        return {**run_description(self.analysis, data, plain), "dense": dense}
 
     def pieces(self) -> list[Piece]:
         """All pieces in order: a method's targets from high to low."""
@@ -104,7 +104,7 @@ def run_comparison(run: ComparisonRun, book: Journal) -> None:
         (run.folder / name).mkdir(exist_ok=True)
     left = [piece for piece in run.pieces() if piece.number not in book.lines]
     for seed in dict.fromkeys(piece.seed for piece in left):
-        data = run.opened(seed)
+        data = run.open_network(seed)
         dense = measured(run.device, run.analysis.network, data, "validation")
         for method in dict.fromkeys(piece.method for piece in left if piece.seed == seed):
             mine = [p for p in run.pieces() if (p.seed, p.method) == (seed, method)]

@@ -13,7 +13,7 @@ from legr_cli.data.dataset import Data
 from legr_cli.journal import Line
 from legr_cli.pruning import Analysis
 from legr_cli.ranking import Ranking, scored
-from legr_cli.search.setup import provenance, subject
+from legr_cli.search.setup import provenance, run_description
 from legr_cli.settings import Compare, Prune
 from legr_cli.targets import Target
 from legr_cli.training.devices import choose
@@ -60,7 +60,10 @@ class MethodContext:
 
     def header(self, method: str, **settings: Any) -> Line:
         """What tells this work from other work, for a journal."""
-        return {"method": method, **subject(self.analysis, self.data, self.plain(**settings))}
+        return {
+            "method": method,
+            **run_description(self.analysis, self.data, self.plain(**settings)),
+        }
 
     def ranking(self, method: str, scores: np.ndarray, **settings: Any) -> Ranking:
         """A ranking by units' scores, with all that ranking.json says beside its rows."""

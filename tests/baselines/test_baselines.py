@@ -22,10 +22,17 @@ from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch
 from legr_cli.pruning import Analysis, analyze, plans
 from legr_cli.ranking import importance
-from legr_cli.search.amc import _Ratios, bound, kept, leaders
-from legr_cli.search.ddpg import BASELINE, FOLLOW, Agent, follow, goals, truncated_normal
-from legr_cli.search.legr_ddpg import rows
-from legr_cli.search.states import described
+from legr_cli.search.amc import RatioExplorer, first_layers, most_units, ranking_of
+from legr_cli.search.ddpg import (
+    BASELINE_DECAY,
+    TAU,
+    Agent,
+    soft_update,
+    td_target,
+    truncated_normal,
+)
+from legr_cli.search.episodes import layer_features
+from legr_cli.search.legr_ddpg import genes_from
 from legr_cli.settings import Align, Compare, Prune, Search
 from legr_cli.targets import Target
 from legr_cli.training.recipes import settings_of
@@ -161,8 +168,8 @@ def test_a_layer_as_the_agent_sees_it() -> None:
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5, bias=False)]
     analysis = analyze(Network(nn.Sequential(*layers, *head).eval(), Arch("x"), (3, 8, 8)))
     assert analysis.flops == 2592 + 10368 + 192 + 60
-    assert leaders(analysis) == ["0", "1"]
-    table = described(analysis, ["0", "1", "4"])
+    assert first_layers(analysis) == ["0", "1"]
+    table = layer_features(analysis, ["0", "1", "4"])
     share = np.array([2592, 10368, 60]) / analysis.flops
     assert table[0] == pytest.approx([0, 6 / 12, 3 / 12, 1, 1, 1, 1, share[0], share[1] + share[2]])
     assert table[1] == pytest.approx([0.5, 1, 6 / 12, 0.5, 0.5, 0.5, 1, share[1], share[2]])
@@ -173,15 +180,15 @@ def test_amc_is_bound_by_the_budget() -> None:
     """With 2 and 3 of the chain's units left for the others, 60 FLOPs allow
     n: 3n + 2n + 3n + 6 + 12 ≤ 60, so 5; and then m: 25 + 5m + 2m + 4m ≤ 60, so 3."""
     analysis = chain()
-    assert bound(analysis.cost, np.array([2, 3]), 0, 60) == 5
-    assert bound(analysis.cost, np.array([5, 3]), 1, 60) == 3
-    assert bound(analysis.cost, np.array([5, 1]), 1, 20) == 0
+    assert most_units(analysis.cost, np.array([2, 3]), 0, 60) == 5
+    assert most_units(analysis.cost, np.array([5, 3]), 1, 60) == 3
+    assert most_units(analysis.cost, np.array([5, 1]), 1, 20) == 0
 
 
 def test_amcs_ratios_meet_the_target() -> None:
     """Whatever the agent says; and what a ratio says is what stays."""
     analysis = chain()
-    walker = _Ratios(analysis, Search(flops=(0.6,), candidates=40))
+    walker = RatioExplorer(analysis, Search(flops=(0.6,), candidates=40))
     for number in range(40):
         ratio = walker.genes(number)["ratio"]
         counts = (ratio * analysis.cost.sizes + 1e-9).astype(int)
@@ -195,7 +202,7 @@ def test_amcs_ratios_meet_the_target() -> None:
         )
         assert states[1][8] == pytest.approx(reduced)
     places = np.array([0.2, 0.4, 0.6, 0.8, 1.0, *np.arange(1, 8) / 7])
-    ranking = kept(analysis, places, {"ratio": np.array([0.4, 1.0])})
+    ranking = ranking_of(analysis, places, {"ratio": np.array([0.4, 1.0])})
     scores = importance(analysis.filters, ranking)
     assert (scores[:5] > 1e-9).tolist() == [False, False, False, True, True]
     assert (scores[5:] > 1e-9).all()
@@ -206,11 +213,13 @@ def test_ddpg_by_hand() -> None:
     slow, fast = nn.Linear(1, 1), nn.Linear(1, 1)
     with torch.no_grad():
         slow.weight[:], fast.weight[:], slow.bias[:], fast.bias[:] = 1.0, 3.0, 0.0, -1.0
-    follow(slow, fast)
-    assert FOLLOW == 0.01
+    soft_update(slow, fast)
+    assert TAU == 0.01
     assert slow.weight.item() == pytest.approx(1.02)
     assert slow.bias.item() == pytest.approx(-0.01)
-    found = goals(torch.tensor([0.9, 0.9]), 0.5, torch.tensor([2.0, 7.0]), torch.tensor([0.0, 1.0]))
+    found = td_target(
+        torch.tensor([0.9, 0.9]), 0.5, torch.tensor([2.0, 7.0]), torch.tensor([0.0, 1.0])
+    )
     assert found.tolist() == pytest.approx([2.4, 0.4])
 
 
@@ -232,7 +241,7 @@ def test_the_baseline_is_a_moving_average() -> None:
     agent = Agent(1, 1, 400, np.random.default_rng(0))
     for reward in (1.0, 0.0):
         agent.learn([(np.zeros(1), np.zeros(1))], reward)
-    assert agent.baseline == pytest.approx(BASELINE)
+    assert agent.baseline == pytest.approx(BASELINE_DECAY)
 
 
 def test_truncated_normal() -> None:
@@ -250,7 +259,7 @@ def test_truncated_normal() -> None:
 
 def test_actions_to_alpha_and_kappa() -> None:
     """½ is the identity, 1 is e² and two deviations."""
-    found = rows(np.array([[0.5, 0.5], [1.0, 0.0]]), 1.0, np.array([3.0, 4.0]))
+    found = genes_from(np.array([[0.5, 0.5], [1.0, 0.0]]), 1.0, np.array([3.0, 4.0]))
     assert found["alpha"] == pytest.approx([1, math.e**2])
     assert found["kappa"] == pytest.approx([0, -8])
 
