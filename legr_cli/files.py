@@ -89,14 +89,19 @@ def check_folder(out: Path, mark: str) -> None:
         raise OutputError(f"--out {out} contains other files: choose a new folder")
 
 
+def check_resume(resume: bool, force: bool) -> None:
+    """Raise if a run is asked to resume and to start over."""
+    if resume and force:
+        raise SettingError("--resume and --force cannot be combined: resume, or start over")
+
+
 def check_out(out: Path, suffix: str, beside: dict[str, Path], resume: bool, force: bool) -> None:
     """Raise if existing files prevent a resumable run from starting.
 
     `beside` maps a description ("a network") to each file that the run leaves; the last one is the
     journal that `--resume` continues.
     """
-    if resume and force:
-        raise SettingError("--resume and --force exclude each other: resume, or start over")
+    check_resume(resume, force)
     if out.suffix != suffix or len(os.fsencode(out.name)) > 200 or out.is_dir():
         raise OutputError(f"--out {out}: name a file that ends in {suffix} (200 bytes at most)")
     require_folder(out)

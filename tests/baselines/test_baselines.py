@@ -14,8 +14,8 @@ from legr_cli.baselines import taylor
 from legr_cli.baselines.context import MethodContext
 from legr_cli.baselines.fisher import fisher
 from legr_cli.baselines.methods import METHODS
-from legr_cli.baselines.morphnet import next_weight, regulariser, worth
-from legr_cli.baselines.probe import Probed
+from legr_cli.baselines.morphnet import flops_penalty, next_lambda, unit_gammas
+from legr_cli.baselines.probe import GatedNetwork
 from legr_cli.channels import couple
 from legr_cli.data.dataset import open_data
 from legr_cli.models.network import Network
@@ -38,13 +38,13 @@ from legr_cli.targets import Target
 from legr_cli.training.recipes import settings_of
 
 
-def probed() -> tuple[list[torch.Tensor], Probed]:
+def probed() -> tuple[list[torch.Tensor], GatedNetwork]:
     """x → (2x, −x) → y = 1·2x + 3·(−x) = −x, loss ½y²; the images are x = 1 and x = 2."""
     model = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.Flatten(), nn.Linear(2, 1, bias=False))
     with torch.no_grad():
         model[0].weight[:] = torch.tensor([2.0, -1.0]).reshape(2, 1, 1, 1)
         model[2].weight[:] = torch.tensor([[1.0, 3.0]])
-    found = Probed(couple(model, (1, 1, 1))).train()
+    found = GatedNetwork(couple(model, (1, 1, 1))).train()
     loss = found(torch.tensor([1.0, 2.0]).reshape(2, 1, 1, 1)).square().mean() / 2
     loss.backward()
     return found.gradients(2), found
@@ -53,7 +53,7 @@ def probed() -> tuple[list[torch.Tensor], Probed]:
 def test_gradients_of_gates() -> None:
     """∂/∂gate = y · v · z: x = 1 gives −1·1·2 and −1·3·−1; x = 2 gives −2·1·4 and −2·3·−2."""
     gradients, found = probed()
-    assert [units.tolist() for units in found.reads] == [[-1], [0, 1]]
+    assert [units.tolist() for units in found.gate_units] == [[-1], [0, 1]]
     assert gradients[1].tolist() == [[-2, 3], [-8, 12]]
     assert gradients[0].tolist() == [[1], [4]]  # of the image itself: y²
 
@@ -61,9 +61,9 @@ def test_gradients_of_gates() -> None:
 def test_taylor_by_hand() -> None:
     """Means of |gradient| are 5 and 7.5, the length of that is √81.25."""
     gradients, found = probed()
-    total = taylor.take(gradients, found.reads, 2)
+    total = taylor.accumulate(gradients, found.gate_units, 2)
     assert total.tolist() == [5, 10, 15]
-    scores = taylor.score(total.numpy() / 2, found.reads, np.ones(2))
+    scores = taylor.score(total.numpy() / 2, found.gate_units, np.ones(2))
     assert scores == pytest.approx([5 / math.sqrt(81.25), 7.5 / math.sqrt(81.25)])
 
 
@@ -74,9 +74,9 @@ def test_fisher_by_hand() -> None:
     """
     gradients, found = probed()
     plain, priced = fisher(0.0), fisher(1.0)
-    mean = plain.take(gradients, found.reads, 2).numpy() / 2
-    assert plain.score(mean, found.reads, np.ones(2)).tolist() == [17, 38.25]
-    scores = priced.score(mean, found.reads, np.array([0.2, 0.6]))
+    mean = plain.accumulate(gradients, found.gate_units, 2).numpy() / 2
+    assert plain.score(mean, found.gate_units, np.ones(2)).tolist() == [17, 38.25]
+    scores = priced.score(mean, found.gate_units, np.array([0.2, 0.6]))
     assert scores == pytest.approx([17 - 13.8125, 38.25 - 41.4375])
 
 
@@ -98,9 +98,9 @@ def test_a_units_mask_is_one_for_all_that_read_it() -> None:
         model.first.weight[:] = 2
         model.left.weight[:] = torch.tensor([[1.0, 0.0]])
         model.right.weight[:] = torch.tensor([[-1.0, 0.5]])
-    found = Probed(couple(model, (1, 1, 1))).train()
+    found = GatedNetwork(couple(model, (1, 1, 1))).train()
     found(torch.ones(1, 1, 1, 1)).sum().backward()  # y = 1, ∂y/∂mask = 2·(1 − 1), 2·½
-    total = fisher(0.0).take(found.gradients(1), found.reads, 2)
+    total = fisher(0.0).accumulate(found.gradients(1), found.gate_units, 2)
     assert total.tolist() == [0, 1]
 
 
@@ -121,7 +121,7 @@ def test_morphnet_by_hand() -> None:
     with torch.no_grad():
         first.weight[:] = torch.tensor([0.5, -2.0, 0.001, 1.0, -0.004])
         second.weight[:] = 0.25
-    value = regulariser(analysis)
+    value = flops_penalty(analysis)
     expected = (12 * 3.505 + 9 * 7 * 0.25) / 102
     assert value.item() == pytest.approx(expected)
     value.backward()
@@ -146,17 +146,17 @@ def test_of_channels_in_one_unit_the_largest_gamma_counts() -> None:
     with torch.no_grad():
         model.a.weight[:] = torch.tensor([0.1, -0.7, 0.0])
         model.b.weight[:] = torch.tensor([-0.3, 0.2, 0.0])
-    found = worth(couple(model, (3, 2, 2)))
+    found = unit_gammas(couple(model, (3, 2, 2)))
     assert sorted(found.tolist()) == pytest.approx([-1, -1, 0, 0.3, 0.7])
 
 
 def test_the_next_lambda() -> None:
     """First what is given; four times more or less; then between the two sides."""
     much, little = {"lambda": 2.0, "flops": 80}, {"lambda": 8.0, "flops": 20}
-    assert next_weight([], 50, 3.0) == 3
-    assert next_weight([much], 50, 3.0) == 8
-    assert next_weight([little], 50, 3.0) == 2
-    assert next_weight([much, little], 50, 3.0) == 4
+    assert next_lambda([], 50, 3.0) == 3
+    assert next_lambda([much], 50, 3.0) == 8
+    assert next_lambda([little], 50, 3.0) == 2
+    assert next_lambda([much, little], 50, 3.0) == 4
 
 
 def test_a_layer_as_the_agent_sees_it() -> None:
@@ -337,7 +337,7 @@ def test_gradual_pruning_goes_by_blocks(planted: MethodContext, tmp_path: Path) 
     targets = [Target("flops", share) for share in (0.9, 0.7, 0.5, 0.3)]
     shares = []
     for level in METHODS["fisher"].run(context, targets, set(targets)):
-        [found] = plans(level.analysis, level.ranking, context.cut(level.target))
+        [found] = plans(level.analysis, level.ranking, context.prune_settings(level.target))
         assert not (planted.analysis.cost.counts(found) % 8).any()
         shares.append(level.target.value)
     assert shares == [0.9, 0.7, 0.5, 0.3]

@@ -75,7 +75,7 @@ def test_costs_are_counted(versus: Path) -> None:
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in ("norm", "uniform")])
 def test_prune_takes_the_rankings(method: str, versus: Path, weights: Path, tmp_path: Path) -> None:
     """The same channels go; what stays are the dense network's own weights."""
-    each = "-flops40" if METHODS[method].each else ""
+    each = "-flops40" if METHODS[method].per_target else ""
     ranking = versus / f"rankings/{method}{each}-seed0.json"
     out = tmp_path / "net.safetensors"
     net = ("--arch", "digits_net:build", "--input", "3x32x32", "--align", 1)
