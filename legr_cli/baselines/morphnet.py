@@ -37,7 +37,7 @@ def morphnet(
 ) -> Iterator[MethodResult]:
     """For each target, train with several λ, and rank units by γ in the closest result."""
     if not any((units >= 0).any() for _, units in _gammas(context.analysis.units)):
-        raise ModelError("morphnet needs BatchNorm layers with γ, and this network has none")
+        raise ModelError("needs BatchNorm layers with γ, and this network has none")
     settings, analysis = context.settings, context.analysis
     for target in falling(todo):
         budget = target.value * analysis.flops

@@ -188,7 +188,7 @@ def compare(
     from legr_cli.training.inputs import Images
     from legr_cli.training.recipes import settings_of
 
-    searched = parse_targets("flops", search_flops, "search-flops") if search_flops else []
+    searched = [] if search_flops is None else parse_targets("flops", search_flops, "search-flops")
     length = {} if epochs is None else {"epochs": epochs}
     settings = options.settings_from(
         Compare,

@@ -14,7 +14,7 @@ def show_recipes() -> None:
     """Print a table of all recipes to stdout."""
     from legr_cli.training.recipes import RECIPES, settings_of
 
-    title = "SGD, Nesterov momentum 0.9, weight decay 5e-4, batch size 128; options override these"
+    title = "SGD, Nesterov momentum 0.9, weight decay 5e-4, batch size 128 (defaults)"
     columns = ("recipe", "epochs", "learning rate", "patience", "for")
     table = output.table(title, *columns, left=("recipe", "learning rate", "for"))
     for name, recipe in RECIPES.items():
