@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from legr_cli.errors import CheckpointError, OutputError, first_line
+from legr_cli.errors import CheckpointError, ModelError, OutputError, first_line
 from legr_cli.models.registry import TRAINING_ONLY, Arch, known_names, parse_arch
 
 PICKLED = (".pt", ".pth", ".th", ".t7", ".tar")
@@ -218,6 +218,8 @@ def fingerprint(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
+        if not isinstance(tensor, torch.Tensor):
+            raise ModelError(f"'{name}' in the network's state dict is not a tensor")
         if tensor.is_floating_point():
             tensor = tensor.float()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())

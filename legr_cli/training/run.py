@@ -206,9 +206,6 @@ class Run:
 
 def _prepared(model: nn.Module) -> nn.Module:
     """Convert the network to float32; if all of its parameters are frozen, unfreeze them."""
-    others = [n for n, t in model.state_dict().items() if not isinstance(t, Tensor)]
-    if others:
-        raise ModelError(f"'{others[0]}' in the network's state dict is not a tensor")
     model = model.float()
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     if not parameters:
