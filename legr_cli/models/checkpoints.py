@@ -224,5 +224,5 @@ def fingerprint(model: nn.Module) -> str:
             tensor = tensor.float()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(raw.numpy())
+        digest.update(memoryview(raw.numpy()))
     return digest.hexdigest()
