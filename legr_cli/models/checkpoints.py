@@ -216,13 +216,14 @@ def fingerprint(model: nn.Module) -> str:
 
     Floating-point tensors are converted to float32 first, so `.float()` does not change it.
     """
+    others = [name for name, t in model.state_dict().items() if not isinstance(t, torch.Tensor)]
+    if others:
+        raise ModelError(f"'{others[0]}' in the network's state dict is not a tensor")
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        if not isinstance(tensor, torch.Tensor):
-            raise ModelError(f"'{name}' in the network's state dict is not a tensor")
         if tensor.is_floating_point():
             tensor = tensor.float()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(memoryview(raw.numpy()))
+        digest.update(raw.numpy())
     return digest.hexdigest()
