@@ -51,7 +51,7 @@ def ours(model: nn.Module, data: Data, device: torch.device, rounds: int) -> Cal
     """Images a second of an epoch of legr's, with data, rate and tally."""
     settings = settings_of("cifar", epochs=rounds + 1)
     run = Run(model, data, settings, ProcessGroup(device))
-    return lambda: run.advance(lambda _: None)["images_per_second"]
+    return lambda: run.train_epoch(lambda _: None)["images_per_second"]
 
 
 def main() -> None:

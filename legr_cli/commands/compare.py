@@ -187,7 +187,7 @@ def _settings(given: dict[str, Any]) -> "Compare":
     from legr_cli.training.recipes import settings_of
 
     searched = given["search_flops"]
-    shares = parse_targets("flops", searched, "search-flops") if searched else []
+    shares = [] if searched is None else parse_targets("flops", searched, "search-flops")
     length = {} if given["epochs"] is None else {"epochs": given["epochs"]}
     return options.settings_from(
         Compare,

@@ -110,18 +110,18 @@ def finetune(
     from legr_cli.data.dataset import parse_statistics
     from legr_cli.settings import parse_input
     from legr_cli.training.finetune import finetune_network
-    from legr_cli.training.inputs import Images, Start
-    from legr_cli.training.resume import Files
+    from legr_cli.training.inputs import Images, NetworkSource
+    from legr_cli.training.resume import RunFiles
 
     settings = training_options.training_settings(locals())
-    start = Start(checkpoint, arch, classes, parse_input(input_shape), new_head)
+    source = NetworkSource(checkpoint, arch, classes, parse_input(input_shape), new_head)
     images = Images(data, parse_statistics(normalize), download, hold_out=not all_images)
     with resumable() as display:
         result = finetune_network(
-            start,
+            source,
             images,
             settings,
-            Files(out, resume, force),
+            RunFiles(out, resume, force),
             teacher=None if teacher is None else (teacher, teacher_arch),
             device=device,
             compiled=compiled,

@@ -45,7 +45,7 @@ class Part:
         """Select images by position."""
         return replace(self, labels=self.labels[rows], index=self.index[rows])
 
-    def carried(self) -> "Part":
+    def self_contained(self) -> "Part":
         """The same part for another machine: decoded images are copied, files must exist there."""
         if self.pixels is None:
             return self

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from legr_cli.errors import CheckpointError, OutputError, first_line
+from legr_cli.errors import CheckpointError, ModelError, OutputError, first_line
 from legr_cli.models.registry import TRAINING_ONLY, Arch, known_names, parse_arch
 
 PICKLED = (".pt", ".pth", ".th", ".t7", ".tar")
@@ -216,6 +216,9 @@ def fingerprint(model: nn.Module) -> str:
 
     Floating-point tensors are converted to float32 first, so `.float()` does not change it.
     """
+    others = [name for name, t in model.state_dict().items() if not isinstance(t, torch.Tensor)]
+    if others:
+        raise ModelError(f"'{others[0]}' in the network's state dict is not a tensor")
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         if tensor.is_floating_point():

@@ -57,6 +57,10 @@ class Network:
         """The module, carrying its card."""
         return attach_card(self.model, self.card)
 
+    def copied(self) -> "Network":
+        """The same network with its own copy of the module, on the CPU in float32."""
+        return replace(self, model=own_copy(self.model))
+
 
 def open_network(
     spec: str,

@@ -33,7 +33,7 @@ RECIPES = {
         rest={"lr": 0.01, "drop_by": 10.0},
     ),
     "cifar10-long": Recipe(
-        "prior work's schedule",
+        "pruned, long schedule",
         400,
         drops=_PAPER,
         rest={"lr": 0.01, "drop_by": 5.0},

@@ -227,7 +227,7 @@ def test_decoded_images_are_kept_shared_and_renewed(tmp_path: Path) -> None:
     assert np.array_equal(
         pickle.loads(pickle.dumps(first.train)).pixels.array, first.train.pixels.array
     )
-    carried = pickle.loads(pickle.dumps(first.validation.carried()))
+    carried = pickle.loads(pickle.dumps(first.validation.self_contained()))
     assert carried.pixels.array.shape == (3, 3, 32, 32)
     assert first.card == again.card
     paint(tmp_path / "train" / "cat" / "000.png", seed=77)
