@@ -23,8 +23,8 @@ from align import uneven
 from legr_cli.channels import apply
 from legr_cli.cost import count_flops
 from legr_cli.deploy import core
-from legr_cli.deploy.bench import Point, fitted_slope
-from legr_cli.deploy.export import export
+from legr_cli.deploy.export import export_bytes
+from legr_cli.deploy.slope import Point, fitted_slope
 from legr_cli.models.network import Network, open_network
 from legr_cli.pruning import Analysis, analyze, plans
 from legr_cli.settings import Prune, parse_align
@@ -60,7 +60,7 @@ def prepare(folder: Path) -> None:
 
 def instructions(python: Path, folder: Path, network: Network) -> int:
     """Instructions of one run of a network on the emulated core: the least of three runs."""
-    export(network, folder / "network.onnx", batch=1)
+    (folder / "network.onnx").write_bytes(export_bytes(network)[0])
     env = {**os.environ, "QEMU": "-plugin ./a57_count.so"}
     done = subprocess.run(
         [python, "-c", GUEST], cwd=folder, env=env, stderr=subprocess.PIPE, text=True

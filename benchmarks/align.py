@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from legr_cli.channels import apply
-from legr_cli.deploy.bench import Point
 from legr_cli.deploy.board import Board, here
-from legr_cli.deploy.export import exported
+from legr_cli.deploy.export import export_bytes
+from legr_cli.deploy.slope import Point
 from legr_cli.errors import BudgetError
 from legr_cli.models.network import open_network
 from legr_cli.pruning import Analysis, analyze, plans
@@ -42,7 +42,7 @@ def timed(
 ) -> dict[str, dict[float, Point]]:
     """By rule and target, where a network comes out beside the dense one; all take turns."""
     wanted = {}
-    dense = board.load("dense", exported(analysis.network)[0])["flops"]
+    dense = board.load("dense", export_bytes(analysis.network)[0])["flops"]
     for rule, align in aligns.items():
         for share in SHARES:
             settings = Prune(targets=(Target("flops", share),), align=align)
@@ -52,7 +52,7 @@ def timed(
                 print(analysis.network.arch, rule, share, error)
                 continue
             smaller = replace(analysis.network, model=apply(analysis.units, kept))
-            facts = board.load(f"{rule} {share}", exported(smaller)[0])
+            facts = board.load(f"{rule} {share}", export_bytes(smaller)[0])
             wanted[facts["name"]] = (rule, share, facts["flops"] / dense)
     measured = board.measure(["dense", *wanted], seconds)["models"]
     found: dict[str, dict[float, Point]] = {rule: {} for rule in aligns}

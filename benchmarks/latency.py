@@ -20,8 +20,8 @@ from pathlib import Path
 
 from align import SHARES, timed, uneven
 
-from legr_cli.deploy.bench import Point
 from legr_cli.deploy.board import Board, here
+from legr_cli.deploy.slope import Point
 from legr_cli.models.network import open_network
 from legr_cli.pruning import analyze
 from legr_cli.settings import parse_align

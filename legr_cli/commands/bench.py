@@ -99,17 +99,18 @@ def bench(
     from legr_cli.commands.bench_view import bundle_and_show, show_measurements
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.progress import ProgressDisplay
-    from legr_cli.deploy.bench import Asked, bench_networks
+    from legr_cli.deploy.bench import bench_networks
+    from legr_cli.deploy.bench_models import BenchModels
     from legr_cli.settings import Bench, parse_input
 
     settings = Bench(threads=threads, seconds=seconds, core=core)
     chosen = tuple(dict.fromkeys(models if against is None else [against, *models]))
-    asked = Asked(chosen, arch, classes, parse_input(input_shape))
+    named = BenchModels(chosen, arch, classes, parse_input(input_shape))
     _check_files(out, plot, bundle)
     if bundle is not None:
         if out or plot or ssh:
             raise SettingError("--bundle does not measure: remove --out, --plot and --ssh")
-        bundle_and_show(asked, settings, bundle)
+        bundle_and_show(named, settings, bundle)
         return
     old = any(model.endswith(".json") for model in chosen)
     if old:
@@ -117,7 +118,7 @@ def bench(
     else:
         with ProgressDisplay() as display:
             need: dict[str, Any] = {"need_flops": plot is not None, "progress": display.report}
-            measured = bench_networks(asked, settings, ssh, python, **need)
+            measured = bench_networks(named, settings, ssh, python, **need)
         found = [{**measured, "command": command_line()}]
     show_measurements(found, as_json)
     if found[0].get("stopped") and not old:
@@ -144,7 +145,7 @@ def _check_files(out: Path | None, plot: Path | None, bundle: Path | None) -> No
 
 def _read(models: tuple[str, ...], ssh: str | None) -> list[dict[str, Any]]:
     """Read earlier measurements."""
-    from legr_cli.deploy.bench import read_bench
+    from legr_cli.deploy.bench_json import read_bench
 
     files = [model for model in models if model.endswith(".json")]
     if len(files) < len(models):

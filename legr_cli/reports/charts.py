@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from legr_cli.baselines.summary import MethodSummary
-from legr_cli.deploy.bench import fitted_slope
+from legr_cli.deploy.slope import fitted_slope
 from legr_cli.reports.records import (
     BenchRecord,
     Comparison,

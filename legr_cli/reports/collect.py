@@ -6,7 +6,7 @@ from pathlib import Path
 
 from legr_cli.baselines.summary import FORMAT as COMPARISON
 from legr_cli.deploy import core
-from legr_cli.deploy.bench import checked
+from legr_cli.deploy.bench_json import check_bench
 from legr_cli.errors import LegrError, ReportError
 from legr_cli.models.card import Card, read_card
 from legr_cli.ranking import FORMAT as RANKING
@@ -80,7 +80,7 @@ def _read_files(
             data = read_json(path) if path.suffix == ".json" else {}
             kind = data.get("format")
             if kind == core.FORMAT:
-                benches.append(bench_record(checked(path, data)))
+                benches.append(bench_record(check_bench(path, data)))
             elif kind == RANKING:
                 searches.append(search_record(path, data))
             elif named and kind != COMPARISON:

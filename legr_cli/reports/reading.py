@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from legr_cli.baselines.summary import ComparisonRow, is_comparison
-from legr_cli.deploy.bench import points
+from legr_cli.deploy.slope import points
 from legr_cli.errors import ReportError, first_line
 from legr_cli.models.card import Card
 from legr_cli.reports.records import (
@@ -31,7 +31,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def bench_record(data: JsonObject) -> BenchRecord:
-    """A bench.json that `deploy.bench.checked` has accepted."""
+    """A bench.json that `check_bench` has accepted."""
     device = data["device"]
     rows = [
         BenchRow(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from legr_cli.baselines.summary import ComparisonRow, MethodSummary, summarize
-from legr_cli.deploy.bench import Point
+from legr_cli.deploy.slope import Point
 
 
 @dataclass(frozen=True)
