@@ -609,7 +609,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--threads", type=int, default=1, help="number of threads; default: 1")
     parser.add_argument("--core", type=int, help="core to run on; default: the fastest")
     parser.add_argument("--input", help="size of one image, such as 3x224x224")
-    parser.add_argument("--against", help="reference network for ratios; default: the first")
+    parser.add_argument("--against", help="baseline for latency ratios; default: the first")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     send = _json_lines()
