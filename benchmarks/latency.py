@@ -93,7 +93,7 @@ def startup(folder: Path) -> Iterator[str]:
     legr("prune", "random:mobilenet_v2", "--flops", 0.5, "--onnx", "--out", path)
     bench = ("bench", path.with_suffix(".onnx"), "--seconds", 0.1)
     seconds = statistics.median(legr(*bench)[0] for _ in range(5))
-    yield f"- `legr bench x.onnx` starts to measure after {seconds - 0.35:.2f} s at most"
+    yield f"- `legr bench x.onnx` begins to measure after {seconds - 0.35:.2f} s at most"
 
 
 def main() -> None:
