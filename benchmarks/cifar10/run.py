@@ -52,11 +52,11 @@ class Experiment:
         (self.out / name).mkdir(parents=True, exist_ok=True)
         return self.out / name
 
-    def legr(self, *words: object, result: Path | None = None) -> None:
+    def legr(self, *arguments: object, result: Path | None = None) -> None:
         """Run a command and write its JSON to `result`; skip it if `result` exists."""
         if result is not None and result.exists():
             return
-        command = ["legr", *map(str, words), *(["--json"] if result else [])]
+        command = ["legr", *map(str, arguments), *(["--json"] if result else [])]
         print(f"+ {shlex.join(command)}", flush=True)
         start = time.perf_counter()
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -64,17 +64,17 @@ class Experiment:
         if result is not None:
             result.write_text(done.stdout)
 
-    def compare(self, name: str, arch: str, *words: object) -> None:
+    def compare(self, name: str, arch: str, *arguments: object) -> None:
         """Run or resume a comparison, unless it is finished."""
         out = self.out / name
         if not (out / "compare.json").exists():
             out.parent.mkdir(parents=True, exist_ok=True)
             resume = ["--resume"] if (out / "compare.jsonl").exists() else []
-            self.legr("compare", *self.dense(arch), *self.data, *words, *resume, "--out", out)
+            self.legr("compare", *self.dense(arch), *self.data, *arguments, *resume, "--out", out)
 
-    def learn(self, out: Path, arch: str, *words: object) -> Path:
+    def learn(self, out: Path, arch: str, *arguments: object) -> Path:
         """Learn a ranking; write the command's JSON next to it."""
-        args = (*self.dense(arch), *self.data, *words, "--resume", "--out", out)
+        args = (*self.dense(arch), *self.data, *arguments, "--resume", "--out", out)
         self.legr("learn", *args, result=out.with_suffix(".learned.json"))
         return out
 
@@ -88,10 +88,10 @@ class Experiment:
             self.legr("prune", *self.dense(arch), *args)
         return out
 
-    def tune(self, net: Path, epochs: int, *words: object, name: str = "tuned") -> None:
+    def tune(self, net: Path, epochs: int, *arguments: object, name: str = "tuned") -> None:
         """Fine-tune a network; write the command's JSON next to the result."""
         out = net.with_name(f"{net.stem}-{name}.safetensors")
-        args = (*TUNE, "--epochs", epochs, *words, "--resume", "--out", out)
+        args = (*TUNE, "--epochs", epochs, *arguments, "--resume", "--out", out)
         self.legr("finetune", net, *self.data, *args, result=out.with_suffix(".json"))
 
 
@@ -106,8 +106,8 @@ def zeta(name: str, experiment: Experiment) -> None:
     """ResNet-20: a ranking learned at one budget or two, used at all budgets."""
     shares = ",".join(f"0.{share}".rstrip("0") for share in name.split("-"))
     search = ("--search-flops", shares, *SEARCH, 25, "--candidates", 40)
-    words = ("--methods", "legr", *EXACT, *search, *TUNE, "--epochs", 1)
-    experiment.compare(f"zeta/{name}", "resnet20", *words)
+    arguments = ("--methods", "legr", *EXACT, *search, *TUNE, "--epochs", 1)
+    experiment.compare(f"zeta/{name}", "resnet20", *arguments)
 
 
 def tau(experiment: Experiment) -> None:
@@ -117,8 +117,8 @@ def tau(experiment: Experiment) -> None:
     pool = (*pool, "--start", "level", "--flops", 0.3, *EXACT)
     fitness: dict[str, tuple] = {"bn": ("--fitness", "bn"), "0": ("--fitness", "none")}
     fitness |= {str(n): ("--fitness", "finetune", "--steps", n) for n in (10, 50, 200)}
-    for name, words in fitness.items():
-        experiment.learn(folder / f"tau-{name}.json", "resnet20", *pool, *words)
+    for name, arguments in fitness.items():
+        experiment.learn(folder / f"tau-{name}.json", "resnet20", *pool, *arguments)
     _tune_each(experiment, _candidates(folder / "tau-bn.json", range(14), folder), 0.3)
 
 

@@ -47,16 +47,16 @@ def _problem(data: Facts) -> str | None:
     """Say which part of a measurement is missing or malformed, if any."""
     rows, device = data.get("models"), data.get("device")
     if not isinstance(rows, list) or not rows or not all(map(_is_row, rows)):
-        return "a value in models is missing or has the wrong type"
+        return '"models" has a missing or invalid value'
     names = [row["name"] for row in rows]
     if len(set(names)) < len(names):
         return "two models have the same name"
     if data.get("against") not in names:
-        return "against does not name one of its models"
+        return '"against" names none of its models'
     if not isinstance(device, dict) or not _is_device(device):
-        return "a value in device is missing or has the wrong type"
+        return '"device" has a missing or invalid value'
     if not isinstance(data.get("notes"), list) or not isinstance(data.get("settings"), dict):
-        return "notes or settings are missing"
+        return '"notes" or "settings" is missing'
     return None
 
 

@@ -112,7 +112,7 @@ def test_damaged_measurements_are_refused(measured: Path, tmp_path: Path) -> Non
         ("extra", math.nan, "out of range"),
     ):
         path.write_text(json.dumps({**good, key: value}))
-        with pytest.raises(legr_cli.LegrError, match=f"{path}.* {problem}"):
+        with pytest.raises(legr_cli.LegrError, match=f"{path}.*{problem}"):
             read_bench(path)
     path.write_text("{")
     assert "not readable JSON" in fails("bench", path)
