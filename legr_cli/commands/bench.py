@@ -11,7 +11,7 @@ from legr_cli.commands.options import setting
 from legr_cli.errors import BenchError, OutputError, SettingError
 
 if TYPE_CHECKING:
-    from legr_cli.deploy.bench import Asked
+    from legr_cli.deploy.bench_models import BenchModels
     from legr_cli.settings import Bench
 
 
@@ -82,22 +82,22 @@ def bench(
       legr bench small.onnx dense.onnx --ssh me@jetson --out jetson.json
     """
     from legr_cli.commands.bench_view import bundle_and_show, show_measurements
-    from legr_cli.deploy.bench import Asked
+    from legr_cli.deploy.bench_models import BenchModels
     from legr_cli.settings import Bench, parse_input
 
     settings = Bench(threads=threads, seconds=seconds, core=core)
     chosen = tuple(dict.fromkeys(networks if against is None else [against, *networks]))
-    asked = Asked(chosen, arch, classes, parse_input(input_shape))
+    named = BenchModels(chosen, arch, classes, parse_input(input_shape))
     _check_files(out, plot, bundle)
     if bundle is not None:
         if out or plot or ssh:
             raise SettingError("--bundle does not measure: remove --out, --plot and --ssh")
-        bundle_and_show(asked, settings, bundle)
+        bundle_and_show(named, settings, bundle)
         return
     if any(name.endswith(".json") for name in chosen):
         found, stopped = _read(chosen, ssh), False
     else:
-        found = [_measured(asked, settings, ssh, python, need_flops=plot is not None)]
+        found = [_measured(named, settings, ssh, python, need_flops=plot is not None)]
         stopped = "stopped" in found[0]
     show_measurements(found, as_json)
     if stopped:
@@ -123,7 +123,7 @@ def _check_files(out: Path | None, plot: Path | None, bundle: Path | None) -> No
 
 
 def _measured(
-    asked: "Asked", settings: "Bench", ssh: str | None, python: str, need_flops: bool
+    named: "BenchModels", settings: "Bench", ssh: str | None, python: str, need_flops: bool
 ) -> dict[str, Any]:
     """Measure, with a progress bar; Ctrl-C leaves what was measured so far."""
     from legr_cli.commands.invocation import command_line
@@ -132,14 +132,14 @@ def _measured(
 
     with ProgressDisplay() as display:
         measured = bench_networks(
-            asked, settings, ssh, python, need_flops=need_flops, progress=display.report
+            named, settings, ssh, python, need_flops=need_flops, progress=display.report
         )
     return {**measured, "command": command_line()}
 
 
 def _read(names: tuple[str, ...], ssh: str | None) -> list[dict[str, Any]]:
     """Read earlier measurements."""
-    from legr_cli.deploy.bench import read_bench
+    from legr_cli.deploy.bench_json import read_bench
 
     files = [name for name in names if name.endswith(".json")]
     if len(files) < len(names):

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from legr_cli.commands import output
-from legr_cli.deploy.bench import Point, fitted_slope, points
+from legr_cli.deploy.slope import Point, fitted_slope, points
 
 if TYPE_CHECKING:
-    from legr_cli.deploy.bench import Asked
+    from legr_cli.deploy.bench_models import BenchModels
     from legr_cli.settings import Bench
 
 _WIDTH, _HEIGHT = 48, 12
 
 
-def bundle_and_show(asked: "Asked", settings: "Bench", folder: Path) -> None:
+def bundle_and_show(models: "BenchModels", settings: "Bench", folder: Path) -> None:
     """Write a bundle for a board and print the names of its files."""
-    from legr_cli.deploy.bench import write_bundle
+    from legr_cli.deploy.bundle import write_bundle
 
     with output.spinner("writing the bundle") as update:
-        written = write_bundle(asked, settings, folder, update)
+        written = write_bundle(models, settings, folder, update)
     for path in written:
         output.print_result(path)
 
