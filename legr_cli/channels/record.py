@@ -387,7 +387,10 @@ def _placeholders(model: nn.Module, call: Call) -> dict[str, Any]:
     except (TypeError, ValueError):  # a signature that Python cannot read
         return {f"input_{i}": value for i, value in enumerate(call.args)}
     kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    stars: dict[Any, str] = {
+        inspect.Parameter.VAR_POSITIONAL: "*",
+        inspect.Parameter.VAR_KEYWORD: "**",
+    }
     return {stars.get(kinds[name], "") + name: value for name, value in bound.arguments.items()}
 
 
