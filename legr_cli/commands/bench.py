@@ -80,6 +80,7 @@ def bench(
         ),
     ] = None,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -104,7 +105,7 @@ def bench(
 
     settings = Bench(threads=threads, seconds=seconds, core=core)
     chosen = tuple(dict.fromkeys(models if against is None else [against, *models]))
-    asked = Asked(chosen, arch, classes, parse_input(input_shape))
+    asked = Asked(chosen, arch, classes, parse_input(input_shape), weights=weights)
     _check_files(out, plot, bundle)
     if bundle is not None:
         if out or plot or ssh:

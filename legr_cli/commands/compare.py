@@ -159,6 +159,7 @@ def compare(
     device: options.Device = "auto",
     amp: options.Amp = False,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -202,7 +203,7 @@ def compare(
     images = Images(data, parse_statistics(normalize), download)
     check_output(out, resume, force)
     with resumable() as display:
-        network = open_network(checkpoint, arch, classes, parse_input(input_shape))
+        network = open_network(checkpoint, arch, classes, parse_input(input_shape), weights=weights)
         kept: dict[str, Any] = {
             "resume": resume,
             "force": force,

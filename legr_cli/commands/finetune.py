@@ -223,6 +223,7 @@ def finetune(
         ),
     ] = None,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -252,10 +253,12 @@ def finetune(
     from legr_cli.training.resume import Files
 
     given = locals()
+    if weights is not None and checkpoint is None:
+        raise SettingError("--weights requires a CHECKPOINT")
     if bn_recalibrate:
         _check_recalibrate(checkpoint, given)
     settings = _settings(given)
-    start = Start(checkpoint, arch, classes, parse_input(input_shape), new_head)
+    start = Start(checkpoint, arch, classes, parse_input(input_shape), new_head, weights)
     images = Images(data, parse_statistics(normalize), download, hold_out=not all_images)
     with resumable() as display:
         result = finetune_network(

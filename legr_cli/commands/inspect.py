@@ -19,6 +19,7 @@ def _list_archs(requested: bool) -> None:
 def inspect(
     checkpoint: options.Checkpoint,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -48,6 +49,6 @@ def inspect(
     from legr_cli.settings import parse_input
 
     with spinner("grouping channels into units"):
-        network = open_network(checkpoint, arch, classes, parse_input(input_shape))
+        network = open_network(checkpoint, arch, classes, parse_input(input_shape), weights=weights)
         summary = summarize(analyze(network))
     show_summary(summary, as_json)

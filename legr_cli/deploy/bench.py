@@ -50,6 +50,7 @@ class Asked:
     classes: int | None = None
     input_shape: tuple[int, ...] | None = None
     opened: Mapping[str, "Network"] = field(default_factory=dict)  # by name: those from Python
+    weights: str | None = None
 
     def names(self) -> dict[str, str]:
         """By model, a short name; no two are the same."""
@@ -84,7 +85,7 @@ def as_onnx(
         size = asked.input_shape or _size_like(first, model)
         arch = None if first is None else first.arch
         network = asked.opened.get(model) or open_network(
-            model, asked.arch, asked.classes, size, usual=arch
+            model, asked.arch, asked.classes, size, usual=arch, weights=asked.weights
         )
         first = first or network
         yield model, *exported(network)

@@ -27,6 +27,7 @@ class Start:
     classes: int | None = None
     shape: tuple[int, ...] | None = None
     new_head: bool = False
+    weights: str | None = None  # where in the checkpoint
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,9 @@ def open_both(
     if isinstance(spec, Network):
         network, spec = spec, ""
     else:
-        network = open_network(spec, start.arch, start.classes, start.shape, seed)
+        network = open_network(
+            spec, start.arch, start.classes, start.shape, seed, weights=start.weights
+        )
     with group.leader_first():
         download = images.download and group.is_leader
         own = start.checkpoint is None and start.shape is None and network.arch.own

@@ -498,9 +498,7 @@ def test_ctrl_c(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_torchvision_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "torchvision has no network 'resnet5'" in refuses_checkpoint(
-        "torchvision:resnet5", None
-    )
+    assert "torchvision has no network 'resnet5'" in refuses_checkpoint("torchvision:resnet5", None)
     assert "has no weights 'V9'; it has" in refuses_checkpoint("torchvision:resnet18@V9", None)
 
     def offline(*_: object, **__: object) -> None:
