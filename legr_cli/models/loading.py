@@ -28,9 +28,14 @@ def state_dict(tensors: Mapping[str, Any], metadata: Any = None) -> StateDict:
     """A state dict of one's own, with the versions that torch or a file recorded, if any."""
     made = StateDict(tensors)
     if isinstance(metadata, Mapping):
-        versions = {k: dict(v) for k, v in metadata.items() if isinstance(v, Mapping)}
+        versions = {k: dict(v) for k, v in metadata.items() if _is_version(k, v)}
         made._metadata = versions  # a copy: loading writes to it
     return made
+
+
+def _is_version(name: Any, version: Any) -> bool:
+    """Whether this is what torch records of a module, not what another program left there."""
+    return isinstance(name, str) and isinstance(version, Mapping)
 
 
 def like_saved(tensors: Mapping[str, Any], model: nn.Module) -> StateDict:
@@ -108,7 +113,9 @@ def _refused(
     for name, tensor in before.items():
         if _shape(weights[name]) != _shape(tensor):
             return _mismatch(name, before, weights, arch, path)
-    return f"{path} cannot be loaded into {arch}: {first_line(error)}"
+    # torch's first line says only that there are errors; the next ones say which.
+    reason = first_line(error) if "\n\t" not in str(error) else str(error).splitlines()[1].strip()
+    return f"{path} cannot be loaded into {arch}: {reason[:200]}"
 
 
 def _unmatched(missing: list[str], unexpected: list[str], arch: Arch, path: str) -> str:
