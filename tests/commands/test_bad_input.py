@@ -126,6 +126,7 @@ def test_pickled_module(here: Path) -> None:
     line = refuses_checkpoint("module.pt")
     assert "pickled objects (torch.nn.modules" in line
     assert "save model.state_dict()" in line
+    assert "if you trust the file, torch.load('module.pt', weights_only=False)" in line
 
 
 def test_tensors_of_other_kinds() -> None:
@@ -261,6 +262,26 @@ def test_another_width() -> None:
 def test_another_number_of_classes() -> None:
     torch.save(CifarResNet(20, 100).state_dict(), "hundred.pth")
     assert "pass --classes 100" in refuses_checkpoint("hundred.pth")
+
+
+def test_no_such_weights_in_the_file(weights: Path, pruned: Path) -> None:
+    both = {"state_dict": torch.load(weights), "state_dict_ema": torch.load(weights)}
+    torch.save(both, "both.ckpt")
+    args = ["--arch", "resnet20", "--flops", "0.5", "--out", "o.safetensors", "--weights"]
+    line = refused("prune", "both.ckpt", *args, "ema")
+    assert "has no state dict at --weights ema; it has state_dict, state_dict_ema" in line
+    assert "leave --weights out" in refused("prune", pruned, *args, "state_dict")
+    assert "is for checkpoint files" in refused("prune", "random:resnet20", *args, "net")
+    line = refused("finetune", *args[:2], "--data", "digits", *args[4:], "net")
+    assert "--weights requires a CHECKPOINT" in line
+
+
+def test_no_state_dict_of_several_fits(weights: Path) -> None:
+    other = {"params": nn.Conv2d(3, 4, 3).state_dict(), "ema": {"net": torch.load(weights)}}
+    torch.save(other, "gan.pth")
+    line = refuses_checkpoint("gan.pth", arch="resnet56")
+    assert "does not match resnet56: it has no layer1.3.conv1.weight" in line
+    assert "it has tensors at params, ema.net" in line
 
 
 def test_weights_that_are_not_finite() -> None:

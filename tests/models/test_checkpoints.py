@@ -472,6 +472,22 @@ def test_auxiliary_classifiers_of_segmentation(
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("lraspp_mobilenet_v3_large", (3, 224, 224)),
+        ("r3d_18", (3, 16, 112, 112)),
+        ("ssdlite320_mobilenet_v3_large", (3, 320, 320)),
+        ("vit_b_16,image_size=64", (3, 64, 64)),
+    ],
+)
+def test_default_inputs_run(name: str, shape: tuple[int, ...]) -> None:
+    network = legr_cli.load(f"random:{name}")
+    assert card_of(network).input_shape == shape
+    with torch.no_grad():
+        assert len(network(torch.rand(1, *shape))) == 1
+
+
 PUBLISHED = [
     (name, weights.name)
     for module in (
