@@ -149,7 +149,7 @@ def _mismatch(
     )
     return text + (
         f"; for {actual[0]} classes pass --classes {actual[0]}"
-        if only_classes and actual
+        if only_classes and actual and actual[0]
         else "; pass the --arch it was trained with; if legr pruned it, load the pruned "
         ".safetensors, load_state_dict these weights into it, and legr_cli.save it"
     )
