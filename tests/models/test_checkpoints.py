@@ -415,6 +415,16 @@ def test_transform_input(
     assert not same_output(plain, theirs, shape)
 
 
+def test_legr_files_without_the_option_stay_without_it(tmp_path: Path) -> None:
+    """As legr wrote them before it knew of the option."""
+    own = legr_cli.load("random:googlenet", input_shape=(3, 64, 64))
+    legr_cli.save(own, tmp_path / "net.safetensors")
+    opened = legr_cli.load(tmp_path / "net.safetensors")
+    assert card_of(opened).arch.options == {}
+    assert not opened.transform_input
+    assert same_output(opened, own, (3, 64, 64))
+
+
 def test_a_file_with_other_classes_was_not_torchvisions(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
