@@ -65,6 +65,7 @@ def bench(
         ),
     ] = None,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -87,7 +88,7 @@ def bench(
 
     settings = Bench(threads=threads, seconds=seconds, core=core)
     chosen = tuple(dict.fromkeys(networks if against is None else [against, *networks]))
-    named = BenchModels(chosen, arch, classes, parse_input(input_shape))
+    named = BenchModels(chosen, arch, classes, parse_input(input_shape), weights=weights)
     _check_files(out, plot, bundle)
     if bundle is not None:
         if out or plot or ssh:

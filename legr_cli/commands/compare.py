@@ -135,6 +135,7 @@ def compare(
     device: options.Device = "auto",
     amp: options.Amp = False,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -166,7 +167,7 @@ def compare(
     check_output(out, resume, force)
     with resumable() as display:
         found = compare_network(
-            open_network(checkpoint, arch, classes, parse_input(input_shape)),
+            open_network(checkpoint, arch, classes, parse_input(input_shape), weights=weights),
             images,
             settings,
             out,

@@ -44,6 +44,7 @@ def export(
         int, typer.Option(metavar="N", help="ONNX opset version, from 18 to 23.")
     ] = 18,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -69,7 +70,7 @@ def export(
     with ProgressDisplay() as display:
         written = export_files(
             networks,
-            lambda name: open_network(name, arch, classes, size),
+            lambda name: open_network(name, arch, classes, size, weights=weights),
             out,
             batch=free_or_number,
             opset=opset,

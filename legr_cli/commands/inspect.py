@@ -17,6 +17,7 @@ def _show_archs() -> None:
 def inspect(
     checkpoint: options.Checkpoint,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -49,6 +50,6 @@ def inspect(
     from legr_cli.settings import parse_input
 
     with spinner("grouping channels into units"):
-        network = open_network(checkpoint, arch, classes, parse_input(input_shape))
+        network = open_network(checkpoint, arch, classes, parse_input(input_shape), weights=weights)
         summary = summarize(analyze(network))
     show_summary(summary, as_json)

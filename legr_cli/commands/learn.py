@@ -112,6 +112,7 @@ def learn(
     device: options.Device = "auto",
     amp: options.Amp = False,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -141,7 +142,9 @@ def learn(
     images = Images(data, parse_statistics(normalize), download)
     with resumable() as display:
         result = learn_network(
-            lambda: open_network(checkpoint, arch, classes, parse_input(input_shape)),
+            lambda: open_network(
+                checkpoint, arch, classes, parse_input(input_shape), weights=weights
+            ),
             images,
             settings,
             out,
@@ -153,7 +156,13 @@ def learn(
             command=command_line(),
             progress=display.report,
         )
-    words = {"--arch": arch, "--classes": classes, "--input": input_shape, "--ranking": out}
+    words = {
+        "--arch": arch,
+        "--weights": weights,
+        "--classes": classes,
+        "--input": input_shape,
+        "--ranking": out,
+    }
     show_learned(result, out, _prune_command(checkpoint, words), as_json)
 
 

@@ -61,7 +61,8 @@ Checkpoint = Annotated[
         metavar="CHECKPOINT",
         show_default=False,
         help="Network to load: a weights file (.safetensors, or a state dict in .pt, .pth, .th, "
-        ".t7 or .tar), torchvision:NAME\\[@WEIGHTS], or random:NAME for untrained weights.",
+        ".t7, .tar, .ckpt, .bin or .pkl), torchvision:NAME\\[@WEIGHTS], or random:NAME for "
+        "untrained weights.",
     ),
 ]
 Arch = Annotated[
@@ -75,6 +76,17 @@ Arch = Annotated[
         ",pad=after if the shortcuts pad zeros after the channels), vgg13_cifar, "
         "mobilenet_v2_cifar, any torchvision name, timm:NAME, or your own package.module:factory. "
         "Files written by legr record it, unless it is your own factory.",
+    ),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        metavar="KEY",
+        show_default=False,
+        rich_help_panel=NETWORK,
+        help="Where in a checkpoint the weights are, such as state_dict_ema; dots lead into nested "
+        "dictionaries. Defaults to the first state dict that fits the network, averages last.",
     ),
 ]
 Classes = Annotated[

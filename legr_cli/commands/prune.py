@@ -81,6 +81,7 @@ def prune(
     ssh: options.Ssh = None,
     python: options.Python = "python3",
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -114,7 +115,7 @@ def prune(
     check_out(out, checkpoint, len(targets))
     with ProgressDisplay() as display:
         result = prune_files(
-            open_network(checkpoint, arch, classes, parse_input(input_shape)),
+            open_network(checkpoint, arch, classes, parse_input(input_shape), weights=weights),
             targets,
             out,
             ranking=ranking,

@@ -23,6 +23,7 @@ class BenchModels:
     classes: int | None = None
     input_shape: tuple[int, ...] | None = None
     in_memory: Mapping[str, "Network"] = field(default_factory=dict)  # modules, by name in `models`
+    weights: str | None = None  # key of the state dict, where a file holds several
 
     def short_names(self) -> dict[str, str]:
         """Map each model to its file name, or to its full name where file names are the same."""
@@ -59,7 +60,7 @@ def as_onnx(
         shape = models.input_shape or _default_shape(reference, model)
         arch = None if reference is None else reference.arch
         network = models.in_memory.get(model) or open_network(
-            model, models.arch, models.classes, shape, usual=arch
+            model, models.arch, models.classes, shape, usual=arch, weights=models.weights
         )
         reference = reference or network
         yield model, *export_bytes(network)

@@ -27,6 +27,7 @@ class NetworkSource:
     classes: int | None = None
     shape: tuple[int, ...] | None = None
     new_head: bool = False
+    weights: str | None = None  # where in the checkpoint
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ def open_network_and_data(
     if isinstance(spec, Network):
         network, spec = spec, ""
     else:
-        network = open_network(spec, source.arch, source.classes, source.shape, seed)
+        network = open_network(
+            spec, source.arch, source.classes, source.shape, seed, weights=source.weights
+        )
     with group.leader_first():
         download = images.download and group.is_leader
         any_size = source.checkpoint is None and source.shape is None and network.arch.own
