@@ -20,8 +20,9 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The networks of the tests are found by other processes, too."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    """Other processes, too, find this checkout and the networks of the tests."""
+    tests = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tests.parent, tests))))
 
 
 @pytest.fixture(scope="session")
