@@ -118,7 +118,7 @@ def test_prune_to_a_latency(tmp_path: Path) -> None:
         assert row["latency"]["ms"] < row["latency"]["dense_ms"]
     networks = [open_network(row["file"]).kept for row in (fast, slow)]
     assert all(set(networks[0][name]) <= set(networks[1][name]) for name in networks[0])
-    assert any("one thread" in note for note in found["notes"])
+    assert any("1 thread" in note for note in found["notes"])
 
 
 def test_bad_latencies(tmp_path: Path) -> None:
