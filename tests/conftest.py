@@ -8,7 +8,17 @@ import digits_net
 import pytest
 import torch
 
+SLOW_FIXTURES = {"told", "versus"}  # a whole demo, a whole comparison
+
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that waits for a slow fixture is slow, however little it does itself."""
+    for item in items:
+        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
