@@ -153,7 +153,7 @@ def compare(
 
       legr compare dense.safetensors --data digits --methods all --out versus
     """
-    from legr_cli.baselines.compare import check_output, compare_network
+    from legr_cli.baselines.compare import compare_network
     from legr_cli.commands.compare_view import show_comparison
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.progress import resumable
@@ -164,7 +164,6 @@ def compare(
 
     settings = _settings(locals())
     images = Images(data, parse_statistics(normalize), download)
-    check_output(out, resume, force)
     with resumable() as display:
         found = compare_network(
             open_network(checkpoint, arch, classes, parse_input(input_shape), weights=weights),
