@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from legr_cli.channels.inputs import Call, Shapes, Source
+from legr_cli.channels.inputs import Call, Source
 from legr_cli.channels.structures import tensors
 from legr_cli.channels.switches import evaluating
 from legr_cli.channels.units import Kept, Units
 from legr_cli.errors import ModelError, first_line
+from legr_cli.shapes import Shapes
 
 
 def count_flops(model: nn.Module, input_shape: Shapes, module: str = "") -> int:

@@ -8,13 +8,14 @@ the blocks of the level above, so they nest.
 """
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 
 from legr_cli.channels.units import Kept, Units
 from legr_cli.cost import Cost, CostTerms
-from legr_cli.errors import BudgetError
-from legr_cli.settings import Align
+from legr_cli.errors import BudgetError, SettingError
+from legr_cli.settings import Align, LayerShares
 
 LEVELS = 10  # plans nest at every tenth of the dense cost
 SLACK = 0.001  # share of the dense cost that may stay unused
@@ -44,11 +45,17 @@ class Blocks:
 
 
 def arrange(
-    units: Units, cost: Cost, importance: np.ndarray, min_keep: float, align: Align
+    units: Units,
+    cost: Cost,
+    importance: np.ndarray,
+    min_keep: float,
+    align: Align,
+    layers: LayerShares = (),
 ) -> Blocks:
     """Rank units in blocks, and protect the best ⌈min_keep·n⌉ units of every layer.
 
-    `importance` has one value per unit, higher is better; `min_keep` is a share from 0 to 1.
+    `importance` has one value per unit, higher is better; `min_keep` is a share from 0 to 1, and
+    `layers` has higher ones for layers whose names match a pattern.
     """
     order = np.argsort(-importance, kind="stable")
     position = np.empty_like(order)  # rank of each unit in the network
@@ -58,7 +65,7 @@ def arrange(
     ranked = tuple(np.split(by_group, np.cumsum(cost.sizes)[:-1]))
     step = np.minimum(align.blocks(cost.channels * cost.sizes, cost.channels), cost.sizes)
     least = np.zeros(len(cost.sizes), int)
-    for members, share in _protected_shares(units, min_keep):
+    for members, share in _protected_shares(units, min_keep, layers):
         count = max(1, int(np.ceil(share * len(members) - 1e-9)))
         best = members[np.argsort(position[members])][:count]
         least = np.maximum(least, np.bincount(cost.group_of[best], minlength=len(least)))
@@ -75,14 +82,36 @@ def arrange(
     return Blocks(group[sort], step, totals, protected, ranked, place[sort])
 
 
-def _protected_shares(units: Units, min_keep: float) -> list[tuple[np.ndarray, float]]:
-    """Pair the units of every layer with `min_keep`, and those of every tensor with 0.
+def _protected_shares(
+    units: Units, min_keep: float, layers: LayerShares
+) -> list[tuple[np.ndarray, float]]:
+    """Pair the units of every layer with the share to keep, and those of every tensor with 0.
 
     At least one unit is protected even for a share of 0, so that no tensor vanishes.
     """
-    layers = [np.unique(units.unit_of(layer.out)) for layer in units.flow.layers.values()]
-    pairs = [(members[members >= 0], min_keep) for members in layers if (members >= 0).any()]
+    shares = _shares_by_layer(list(units.flow.layers), min_keep, layers)
+    pairs = []
+    for name, layer in units.flow.layers.items():
+        members = np.unique(units.unit_of(layer.out))
+        if (members >= 0).any():
+            pairs.append((members[members >= 0], shares[name]))
     return pairs + [(members, 0.0) for members in units.tensor_units]
+
+
+def _shares_by_layer(names: list[str], min_keep: float, layers: LayerShares) -> dict[str, float]:
+    """The share of each layer to keep: the highest that applies to it.
+
+    A pattern names layers, as in a shell, or the module that contains them.
+    """
+    shares = dict.fromkeys(names, min_keep)
+    for pattern, share in layers:
+        matching = [n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")]
+        if not matching:
+            close = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            raise SettingError(f"--keep {pattern} matches no layer; this network has {close}")
+        for name in matching:
+            shares[name] = max(shares[name], share)
+    return shares
 
 
 def uniform_scores(importance: np.ndarray, group_of: np.ndarray) -> np.ndarray:

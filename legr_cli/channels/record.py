@@ -26,7 +26,7 @@ from legr_cli.channels.calls import METADATA, RANDOM, name_of, op_and_target
 from legr_cli.channels.functional import assigned
 from legr_cli.channels.inputs import Call
 from legr_cli.channels.ops import in_place, module_facts
-from legr_cli.channels.sizes import TracedNumber, emit, plain_number, traceable_int, traced_number
+from legr_cli.channels.sizes import TracedNumber, emit, plain_number, traced_number
 from legr_cli.channels.structures import holds, parts
 
 
@@ -43,13 +43,22 @@ class Recording:
     constants: dict[str, Tensor] = field(default_factory=dict)  # no attributes of the network
     output: Any = None
     read_values: list[str] = field(default_factory=list)  # lines that turn tensors into numbers
+    loops: list[str] = field(default_factory=list)  # lines that loop over a tensor
 
 
 def record(model: nn.Module, call: Call) -> Recording:
     """Call `model` and record what it does."""
-    recorder = _Recorder(model)
-    with _restored_buffers(model), _eager_only(), traceable_int(model.modules()):
-        return recorder.run(call)
+    try:
+        with traceable_numbers(model.modules()):
+            return _record(model, call)
+    except Exception:  # its code may need the real `int`, such as in `dtype=int`
+        return _record(model, call)
+
+
+def _record(model: nn.Module, call: Call) -> Recording:
+    """Record one call."""
+    with unchanged(model), _eager_only():
+        return _Recorder(model).run(call)
 
 
 class _Recorder(TorchFunctionMode):
@@ -110,6 +119,7 @@ class _Recorder(TorchFunctionMode):
         result = func(*plain[0], **plain[1])  # type: ignore[index]
         if name == "__iter__":
             result = tuple(result)
+            self.recording.loops.append(user_line() or "code of torch")
         if not holds(result, Tensor):
             if result is not None:
                 self._note_read_value()

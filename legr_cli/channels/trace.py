@@ -23,6 +23,8 @@ class Traced:
     graph_module: fx.GraphModule
     values: dict[fx.Node, Any]  # tensors are replaced by their shapes
     read_values: tuple[str, ...]  # lines of its code that turn tensors into numbers
+    reads_caches: bool = False  # whether it uses tensors that it neither computes nor stores
+    loops: tuple[str, ...]  # lines of its code that loop over a tensor
 
 
 def trace(model: nn.Module, call: Call) -> Traced:
@@ -37,12 +39,11 @@ def trace(model: nn.Module, call: Call) -> Traced:
             for name in recording.constants:
                 del model.__dict__[name]
     _clean_up(traced)
-    return Traced(traced, recording.values, tuple(recording.read_values))
+    return Traced(traced, recording.values, tuple(recording.read_values), tuple(recording.loops))
 
 
 def _record(model: nn.Module, call: Call) -> Recording:
     """Run the network and record it; explain why if it does not run."""
-    attributes = set(vars(model))
     try:
         return record(model, call)
     except ModelError:
@@ -53,9 +54,6 @@ def _record(model: nn.Module, call: Call) -> Recording:
             f"the network does not run on a {sizes} input: {_error_location(error)}; "
             "pass the right size with --input"
         ) from error
-    finally:
-        for name in set(vars(model)) - attributes:
-            delattr(model, name)
 
 
 def drop_unused(traced: fx.GraphModule) -> None:

@@ -16,7 +16,7 @@ from legr_cli.models.network import Network, write_network
 from legr_cli.progress import Report, Status, silent
 from legr_cli.pruning import Analysis, Pruned, analyze, apply_plans, plans, resolve_ranking
 from legr_cli.ranking import Ranking
-from legr_cli.settings import Prune, parse_align
+from legr_cli.settings import LayerShares, Prune, parse_align
 from legr_cli.targets import Target
 
 
@@ -49,6 +49,7 @@ def prune_files(
     ranking: str | None = None,
     align: str = "auto",
     min_keep: float = 0.1,
+    min_keep_layers: LayerShares = (),
     onnx: bool = False,
     batch: int | None = None,
     ssh: str | None = None,
@@ -63,7 +64,12 @@ def prune_files(
     with contextlib.ExitStack() as stack:
         board = stack.enter_context(Board(place_for(ssh, python))) if timed else None
         cpu = None if board is None else board.device["kernels"]
-        settings = Prune(targets=targets, align=parse_align(align, cpu), min_keep=min_keep)
+        settings = Prune(
+            targets=targets,
+            align=parse_align(align, cpu),
+            min_keep=min_keep,
+            min_keep_layers=min_keep_layers,
+        )
         progress(Status("grouping channels into units"))
         analysis = analyze(network)
         resolved = resolve_ranking(analysis, ranking)
