@@ -26,7 +26,7 @@ from legr_cli.channels.calls import METADATA, RANDOM, name_of, op_and_target
 from legr_cli.channels.functional import assigned
 from legr_cli.channels.inputs import Call
 from legr_cli.channels.ops import in_place, module_facts
-from legr_cli.channels.sizes import TracedNumber, emit, plain_number, traced_number
+from legr_cli.channels.sizes import TracedNumber, emit, plain_number, traceable_int, traced_number
 from legr_cli.channels.structures import holds, parts
 
 
@@ -48,17 +48,9 @@ class Recording:
 
 def record(model: nn.Module, call: Call) -> Recording:
     """Call `model` and record what it does."""
-    try:
-        with traceable_numbers(model.modules()):
-            return _record(model, call)
-    except Exception:  # its code may need the real `int`, such as in `dtype=int`
-        return _record(model, call)
-
-
-def _record(model: nn.Module, call: Call) -> Recording:
-    """Record one call."""
-    with unchanged(model), _eager_only():
-        return _Recorder(model).run(call)
+    recorder = _Recorder(model)
+    with _restored_buffers(model), _eager_only(), traceable_int(model.modules()):
+        return recorder.run(call)
 
 
 class _Recorder(TorchFunctionMode):

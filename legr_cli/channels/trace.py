@@ -23,7 +23,6 @@ class Traced:
     graph_module: fx.GraphModule
     values: dict[fx.Node, Any]  # tensors are replaced by their shapes
     read_values: tuple[str, ...]  # lines of its code that turn tensors into numbers
-    reads_caches: bool = False  # whether it uses tensors that it neither computes nor stores
     loops: tuple[str, ...]  # lines of its code that loop over a tensor
 
 
@@ -44,6 +43,7 @@ def trace(model: nn.Module, call: Call) -> Traced:
 
 def _record(model: nn.Module, call: Call) -> Recording:
     """Run the network and record it; explain why if it does not run."""
+    attributes = set(vars(model))
     try:
         return record(model, call)
     except ModelError:
@@ -54,6 +54,9 @@ def _record(model: nn.Module, call: Call) -> Recording:
             f"the network does not run on a {sizes} input: {_error_location(error)}; "
             "pass the right size with --input"
         ) from error
+    finally:
+        for name in set(vars(model)) - attributes:
+            delattr(model, name)
 
 
 def drop_unused(traced: fx.GraphModule) -> None:
