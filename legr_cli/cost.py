@@ -4,11 +4,11 @@ Every cost is `coefficient × output channels × input channels` (or one of the 
 counted by **group**: units that occur in the same tensors equally often, so they cost the same.
 """
 
+import contextlib
 import logging
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import torch
 from torch import nn
@@ -17,10 +17,13 @@ from legr_cli.channels.structures import tensors
 from legr_cli.channels.trace import evaluating
 from legr_cli.channels.units import Kept, Units
 from legr_cli.errors import ModelError, first_line
+from legr_cli.flop_handles import HANDLES
 
 
 def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
     """Count the FLOPs of one image with fvcore: one fused multiply-add is one FLOP.
+
+    What fvcore leaves out, such as recurrent layers and attention, is in `flop_handles`.
 
     `input_shape` is the size of one image. Raises ModelError if fvcore cannot run the network.
     """
@@ -31,11 +34,11 @@ def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
     tensor = next(model.parameters())
     images = torch.zeros(1, *input_shape, dtype=tensor.dtype, device=tensor.device)
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
-    with evaluating(model), warnings.catch_warnings():
+    with evaluating(model), _plain_attention(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         analysis = FlopCountAnalysis(_TensorsOnly(model), images)
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-        analysis.set_op_handle("aten::_convolution_mode", _same_padding_flops)
+        analysis.set_op_handle(**HANDLES)
         try:
             return int(analysis.total())
         except Exception as error:
@@ -43,11 +46,15 @@ def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
             raise ModelError(f"fvcore cannot count the FLOPs of this network: {reason}") from error
 
 
-def _same_padding_flops(inputs: list[Any], outputs: list[Any]) -> int:
-    """Count the FLOPs of a convolution with padding="same" or "valid", which fvcore ignores."""
-    from fvcore.nn.jit_handles import conv_flop_count, get_shape
-
-    return int(conv_flop_count(get_shape(inputs[0]), get_shape(inputs[1]), get_shape(outputs[0])))
+@contextlib.contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Run `nn.MultiheadAttention` as the ops it consists of, not as one op that cannot be counted."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 class _TensorsOnly(nn.Module):
