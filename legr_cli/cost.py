@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import nn

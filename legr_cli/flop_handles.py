@@ -16,7 +16,7 @@ def _same_padding(inputs: list[Any], outputs: list[Any]) -> int:
     return int(conv_flop_count(get_shape(inputs[0]), get_shape(inputs[1]), get_shape(outputs[0])))
 
 
-def _recurrent(inputs: list[Any], outputs: list[Any]) -> int:
+def _recurrent(inputs: list[Any], _outputs: list[Any]) -> int:
     """GRU, LSTM and RNN: every weight matrix is applied once at every step of every sequence."""
     steps = math.prod(_shape(inputs[0])[:-1])
     weights = next(v for v in inputs[2:] if v.node().kind() == "prim::ListConstruct")
@@ -24,19 +24,19 @@ def _recurrent(inputs: list[Any], outputs: list[Any]) -> int:
     return steps * sum(math.prod(shape) for shape in shapes if len(shape) == 2)
 
 
-def _recurrent_cell(inputs: list[Any], outputs: list[Any]) -> int:
+def _recurrent_cell(inputs: list[Any], _outputs: list[Any]) -> int:
     """Cells: the matrices of the input and of the state, applied once."""
     sequences = math.prod(_shape(inputs[0])[:-1])
     return sequences * sum(math.prod(_shape(weight)) for weight in inputs[2:4])
 
 
-def _attention(inputs: list[Any], outputs: list[Any]) -> int:
+def _attention(inputs: list[Any], _outputs: list[Any]) -> int:
     """Products of queries and keys, and of the weights and values."""
     query, key, value = (_shape(x) for x in inputs[:3])
     return math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
-def _added_product(inputs: list[Any], outputs: list[Any]) -> int:
+def _added_product(inputs: list[Any], _outputs: list[Any]) -> int:
     """A batch of matrix products that is added to something."""
     return math.prod(_shape(inputs[1])) * int(_shape(inputs[2])[-1])
 

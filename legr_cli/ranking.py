@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from legr_cli.channels.slicing import by_filter
 from legr_cli.channels.units import Units
 from legr_cli.errors import CheckpointError, RankingError, first_line
 
@@ -79,7 +80,7 @@ def collect_filters(units: Units, metric: str = DEFAULT_METRIC) -> Filters:
         free = of >= 0
         if not free.any():
             continue
-        weight = found.weight.detach().movedim(found.axes.out or 0, 0).flatten(1)
+        weight = by_filter(found.weight.detach(), found.axes).reshape(len(found.out), -1)
         values = measure(weight.double()).cpu().numpy()
         if not np.isfinite(values).all():
             raise CheckpointError(f"layer '{found.name}' has weights that are not finite")

@@ -10,6 +10,7 @@ from torch import nn
 
 from legr_cli.channels import Units, apply
 from legr_cli.channels.check import masked_output
+from legr_cli.channels.slicing import by_filter
 from legr_cli.channels.trace import evaluating, fetch_attr
 from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params
@@ -61,7 +62,8 @@ def law1_dead_channels_change_nothing(units: Units, model: nn.Module, kept: Kept
         for layer in units.flow.layers.values():
             gone = torch.from_numpy(~units.keeps(kept, layer.out))
             weight, bias = _tensors_of(dead, layer.name, layer.bias)
-            weight.movedim(layer.axes.out, 0)[gone] = 0
+            view = by_filter(weight, layer.axes)
+            view[gone.reshape(layer.axes.groups, -1) if view.ndim > weight.ndim else gone] = 0
             if bias is not None:
                 bias[gone] = 0
         for name, ids in units.flow.channelwise.items():

@@ -612,6 +612,63 @@ class PinnedByMax(nn.Module):
         return self.head(F.relu(self.last(x)))
 
 
+class TwoGroups(nn.Module):
+    """conv26 - conv34 in two groups (13 → 17 each) - relu - conv22 in two (17 → 11) - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = conv(3, 26), conv(26, 34, groups=2), conv(34, 22, groups=2)
+        self.head = head(22)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(F.relu(self.b(F.relu(self.a(F.relu(self.stem(x)))))))
+
+
+class GroupShuffle(nn.Module):
+    """conv39 - grouped conv - shuffle - depthwise - grouped conv ─(+)─ head, all in 3 groups"""
+
+    def __init__(self, width: int, groups: int) -> None:
+        super().__init__()
+        self.stem, self.groups = conv(3, width), groups
+        self.a, self.c = (conv(width, width, 1, groups=groups) for _ in range(2))
+        self.b, self.head = conv(width, width, groups=width), head(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        y = F.channel_shuffle(F.relu(self.a(x)), self.groups)
+        return self.head(F.relu(x + self.c(self.b(y))))
+
+
+class SplitAttention(nn.Module):
+    """conv13 - conv26 in two groups, summed with softmax weights from fc11 - conv23 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.two = conv(3, 14), conv(14, 26, groups=2)
+        self.squeeze, self.excite = nn.Linear(13, 11), nn.Linear(11, 26)
+        self.last, self.head = conv(13, 23), head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, _, h, w = x.shape
+        both = F.relu(self.two(F.relu(self.stem(x)))).view(n, 2, 13, h, w)
+        weights = self.excite(F.relu(self.squeeze(both.sum(1).mean((2, 3))))).view(n, 2, 13, 1, 1)
+        return self.head(F.relu(self.last((both * weights.softmax(1)).sum(1))))
+
+
+class TransposedGroups(nn.Module):
+    """conv15 - transposed conv in 5 groups (3 → 7) - transposed depthwise ×2 (70) - conv5 - head"""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.stem = conv(3, 3 * groups)
+        self.up = nn.ConvTranspose2d(3 * groups, 7 * groups, 6, stride=2, groups=groups)
+        self.dw = nn.ConvTranspose2d(7 * groups, 14 * groups, 5, groups=7 * groups)
+        self.last, self.head = conv(14 * groups, 5, 1), head(5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(F.relu(self.last(self.dw(F.relu(self.up(F.relu(self.stem(x))))))))
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "plain": Plain,
     "no norm": NoNorm,
@@ -647,6 +704,14 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "parts": Parts,
     "branches": Branches,
     "shared norm": SharedNorm,
+    "two groups": TwoGroups,
+    "group shuffle 39": lambda: GroupShuffle(39, 3),
+    "group shuffle 36": lambda: GroupShuffle(36, 3),
+    "group shuffle 44": lambda: GroupShuffle(44, 4),
+    "group shuffle 40": lambda: GroupShuffle(40, 4),
+    "split attention": SplitAttention,
+    "transposed groups": lambda: TransposedGroups(5),
+    "transposed in two groups": lambda: TransposedGroups(2),
     "pinned by hooks": PinnedByHooks,
     "pinned by view": PinnedByView,
     "pinned by max": PinnedByMax,

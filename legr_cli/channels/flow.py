@@ -39,6 +39,20 @@ class Layer:
     bias: str | None = None  # functional layer: the name of its bias parameter
 
 
+@dataclass(frozen=True)
+class Grouped:
+    """A call of a grouped convolution: the ids of its channels, one row for each group."""
+
+    layer: str
+    into: Ids
+    out: Ids
+
+    @property
+    def whole(self) -> Ids:
+        """All channels of each group."""
+        return torch.cat([self.into, self.out], 1)
+
+
 @dataclass
 class Flow:
     """The result of pushing channel ids through a traced network."""
@@ -51,6 +65,7 @@ class Flow:
     channelwise: dict[str, Ids] = field(default_factory=dict)  # norms and tensors of the network
     terms: list[Term] = field(default_factory=list)
     ties: list[tuple[Ids, Ids]] = field(default_factory=list)
+    grouped: list[Grouped] = field(default_factory=list)
     pins: list[tuple[Ids, str]] = field(default_factory=list)
     unsupported: dict[str, int] = field(default_factory=dict)  # output width of layers without rule
     padding_ids: list[Ids] = field(default_factory=list)  # zeros that ops add; no layer writes them

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Term
+from legr_cli.channels.groups import tie_groups
 from legr_cli.channels.id_tensors import Ids, expand_along
 from legr_cli.channels.ops import (
     OpKind,
@@ -37,6 +38,7 @@ def push(traced: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Flow:
     for node in traced.graph.nodes:
         flow.id_tensors[node] = _push_node(flow, node, modules)
     _pin_shared_tensors(flow)
+    tie_groups(flow)
     return flow
 
 

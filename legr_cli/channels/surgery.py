@@ -10,7 +10,13 @@ from torch import fx, nn
 from legr_cli.channels.dry_run import Gather, Reshape, kept_box
 from legr_cli.channels.layers import ARGUMENTS, layer_at
 from legr_cli.channels.rewrite import plan_rewrites
-from legr_cli.channels.slicing import Axes, as_parameter_like, slice_module, slice_tensor
+from legr_cli.channels.slicing import (
+    Axes,
+    as_parameter_like,
+    groups_left,
+    slice_module,
+    slice_tensor,
+)
 from legr_cli.channels.trace import drop_unused, fetch_attr
 from legr_cli.channels.units import Kept, Units, kept_index
 from legr_cli.errors import ModelError
@@ -52,10 +58,10 @@ def apply(units: Units, kept: Kept) -> fx.GraphModule:
 def _set_groups(units: Units, kept: Kept, new: fx.Node, node: fx.Node) -> None:
     """Update the `groups` argument of a functional grouped convolution."""
     layer = layer_at(units.flow, node)
-    if node.op == "call_module" or layer is None or layer.axes.into is not None:
+    if node.op == "call_module" or layer is None or layer.axes.groups == 1:
         return
-    # a grouped weight is (out, in / groups, …), and groups are removed as a whole
-    groups = len(kept_index(units.keeps(kept, layer.into))) // layer.weight.shape[1]
+    out = kept_index(units.keeps(kept, layer.out))
+    groups = groups_left(out, len(layer.out), layer.axes.groups)
     place = ARGUMENTS.index("groups")
     if len(node.args) > place:
         new.args = (*new.args[:place], groups)
