@@ -9,10 +9,13 @@ import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from legr_cli.channels.structures import tensors
 from legr_cli.channels.trace import evaluating
@@ -35,7 +38,7 @@ def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
     tensor = next(model.parameters())
     images = torch.zeros(1, *input_shape, dtype=tensor.dtype, device=tensor.device)
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
-    with evaluating(model), _plain_attention(), warnings.catch_warnings():
+    with evaluating(model), _plain_attention(), _PaddingForUnpooling(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         analysis = FlopCountAnalysis(_TensorsOnly(model), images)
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
@@ -49,13 +52,51 @@ def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
 
 @contextlib.contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Run `nn.MultiheadAttention` as the ops it consists of, not as one op that cannot be counted."""
+    """Run `nn.MultiheadAttention` as the ops it consists of, not as one that cannot be counted."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+class _PaddingForUnpooling(TorchFunctionMode):
+    """Pads where a network calls max-unpooling, whose sizes `torch.jit` cannot trace.
+
+    Both give a tensor of the same size, and fvcore counts neither.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        space = _UNPOOLING.get(func)
+        if space is None:
+            return func(*args, **(kwargs or {}))
+        names = ("input", "indices", "kernel_size", "stride", "padding", "output_size")
+        given = {"stride": None, "padding": 0, "output_size": None, **(kwargs or {})}
+        given |= dict(zip(names, args, strict=False))
+        x = given["input"]
+        now = [int(n) for n in x.shape[-space:]]
+        kernel = _per_dim(given["kernel_size"], space)
+        stride = _per_dim(given["stride"] or kernel, space)
+        padding = _per_dim(given["padding"], space)
+        sizes = [
+            (n - 1) * s - 2 * p + k for n, k, s, p in zip(now, kernel, stride, padding, strict=True)
+        ]
+        if given["output_size"] is not None:
+            sizes = [int(n) for n in given["output_size"][-space:]]
+        # pairs from the last dimension backwards
+        amounts = [(0, new - old) for new, old in zip(sizes, now, strict=True)][::-1]
+        return F.pad(x, [amount for pair in amounts for amount in pair])
+
+
+_UNPOOLING = {F.max_unpool1d: 1, F.max_unpool2d: 2, F.max_unpool3d: 3}
+
+
+def _per_dim(value: Any, space: int) -> list[int]:
+    """One number for each dimension of space."""
+    return [value] * space if isinstance(value, int) else list(value)
 
 
 class _TensorsOnly(nn.Module):

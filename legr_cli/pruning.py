@@ -249,6 +249,7 @@ class NetworkSummary:
     lowest_flops_share: dict[str, float]  # by `--align`
     layers: tuple[LayerSummary, ...]
     pinned: tuple[PinnedChannels, ...]  # also of layers that have no rule, and so no summary
+    tied: tuple[PinnedChannels, ...]  # layers that are one unit, and the op that ties them
     other_flops: int  # of norms, pools and the like
     sha256: str  # of the weights
 
@@ -306,6 +307,7 @@ def summarize(analysis: Analysis) -> NetworkSummary:
         {name: lowest_share(analysis, parse_align(name)) for name in ("auto", "1")},
         tuple(layers),
         pins,
+        tuple(PinnedChannels(tie.layer, tie.channels, tie.reason) for tie in units.tied),
         analysis.flops - round(sum(flops[name] for name in units.flow.layers)),
         analysis.sha256,
     )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from legr_cli.channels import Units, apply
-from legr_cli.channels.check import masked_output
+from legr_cli.channels.check import WithoutNoise, masked_output
 from legr_cli.channels.slicing import by_filter
 from legr_cli.channels.trace import evaluating, fetch_attr
 from legr_cli.channels.units import Kept
@@ -69,10 +69,12 @@ def law1_dead_channels_change_nothing(units: Units, model: nn.Module, kept: Kept
         for name, ids in units.flow.channelwise.items():
             module = dict(dead.named_modules()).get(name)
             gone = torch.from_numpy(~units.keeps(kept, ids))
+            if name in dict(dead.named_parameters()):
+                fetch_attr(dead, name)[gone] = 0
             if isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm) and module.affine:
                 module.weight[gone] = 0
                 module.bias[gone] = 0
-        with evaluating(dead):
+        with evaluating(dead), WithoutNoise():
             x = images(units, model)
             assert same(dead(x), apply(units, kept)(x))
 

@@ -43,7 +43,8 @@ class WithoutNoise(TorchFunctionMode):
         if "dropout" in name:
             return kwargs["input"] if "input" in kwargs else args[0]
         result = func(*args, **kwargs)
-        return result.fill_(0.5) if name.rstrip("_") in RANDOM else result
+        draws = name.rstrip("_").removesuffix("_like") in RANDOM
+        return result.fill_(0.5) if draws else result
 
 
 def disagreement(units: Units, kept: Kept, smaller: nn.Module, exact: bool = False) -> float:

@@ -20,12 +20,15 @@ def tie_groups(flow: Flow) -> None:
     """Tie the channels of every grouped convolution: whole groups, or one channel of each."""
     inside = _layers_to_cut_inside(flow)
     for call in flow.grouped:
+        flow.op = f"the groups of {call.layer}"
         if call.layer not in inside:
             flow.tie(call.whole, call.whole[:, :1])
     calls = [call for call in flow.grouped if call.layer in inside]
     label = connected_components(flow.id_count, flow.ties)
     # inputs come first: behind a shuffle, this often balances the layer before it as well
-    for rows in [call.into for call in calls] + [call.out for call in calls]:
+    sides = [(call, call.into) for call in calls] + [(call, call.out) for call in calls]
+    for call, rows in sides:
+        flow.op = f"the groups of {call.layer}"
         merged = np.arange(flow.id_count)
         for members in _balanced_sets(label[rows.numpy()]):
             together = torch.tensor(members)

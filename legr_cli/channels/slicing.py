@@ -85,6 +85,24 @@ def slice_module(
     return smaller
 
 
+def input_weights(module: nn.Module) -> list[str]:
+    """The weights of a recurrent layer whose columns follow its input: those of its first layer."""
+    names = (name for name, _ in module.named_parameters(recurse=False))
+    firsts = ("weight_ih_l0", "weight_ih_l0_reverse", "weight_ih")
+    return [name for name in names if name in firsts]
+
+
+def slice_recurrent(module: nn.Module, into: torch.Tensor) -> nn.Module:
+    """Copy a recurrent layer with only the input channels `into`."""
+    smaller = copy.deepcopy(module)
+    for name in input_weights(module):
+        weight = getattr(module, name)
+        new = slice_tensor(weight.detach(), Axes(into=1), into, into)
+        setattr(smaller, name, as_parameter_like(weight, new))
+    smaller.input_size = len(into)  # type: ignore[assignment]
+    return smaller
+
+
 def as_parameter_like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """Return `new`, as a parameter if `old` is one."""
     return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new

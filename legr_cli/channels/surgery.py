@@ -15,6 +15,7 @@ from legr_cli.channels.slicing import (
     as_parameter_like,
     groups_left,
     slice_module,
+    slice_recurrent,
     slice_tensor,
 )
 from legr_cli.channels.trace import drop_unused, fetch_attr
@@ -49,6 +50,8 @@ def apply(units: Units, kept: Kept) -> fx.GraphModule:
             sizes = [copied[s] if isinstance(s, fx.Node) else s for s in rewrite.sizes]
             copied[node] = graph.call_method("reshape", (source, *sizes))
         else:
+            if node in rewrite.sources:  # it makes its tensor at full size
+                copied[node] = graph.node_copy(node, lambda n: copied[n])
             copied[node] = _emit_gather(graph, root, rewrite, copied, node.name)
     smaller = fx.GraphModule(root, graph, type(flow.traced).__name__)
     drop_unused(smaller)
@@ -86,6 +89,9 @@ def _copy_tensors(units: Units, kept: Kept, root: nn.Module) -> None:
         elif name in flow.channelwise:
             index = kept_index(units.keeps(kept, flow.channelwise[name]))
             _set(root, name, slice_module(module, index, index, copies))
+        elif name in flow.readers:
+            into = kept_index(units.keeps(kept, flow.readers[name]))
+            _set(root, name, slice_recurrent(module, into))
         else:
             _set(root, name, copy.deepcopy(module))
     for node in nodes:

@@ -68,6 +68,8 @@ def _show_table(summary: "NetworkSummary") -> None:
     output.print_table(screen, table)
     for reason, names in _by_reason(summary.pinned).items():
         screen.print(f"pinned by {reason}: {', '.join(names)}", style="dim")
+    for reason, names in _by_reason(summary.tied).items():
+        screen.print(f"tied into one unit by {reason}: {', '.join(names)}", style="dim")
     auto, exact = summary.lowest_flops_share.values()
     screen.print(f"lowest target: --flops {auto:g} ({exact:g} with --align 1)", style="dim")
 
