@@ -89,7 +89,7 @@ def _tensors_of(model: nn.Module, name: str, bias: str | None) -> tuple:
 
 def law2_pruned_is_dense_silenced(units: Units, model: nn.Module, kept: Kept) -> None:
     x = images(units, model)
-    with torch.no_grad():
+    with torch.no_grad(), WithoutNoise():
         assert same(masked_output(units, kept, x), apply(units, kept)(x))
 
 

@@ -36,7 +36,7 @@ def _as_json(summary: "NetworkSummary") -> dict[str, Any]:
             {"channels": pin["channels"], "by": pin["reason"]} for pin in layer["pinned"]
         ]
     order = ("arch", "input", "flops", "params", "units", "groups", "lowest_flops_share", "layers")
-    return {key: facts[key] for key in (*order, "pinned", "other_flops", "sha256")}
+    return {key: facts[key] for key in (*order, "pinned", "tied", "other_flops", "sha256")}
 
 
 def _show_table(summary: "NetworkSummary") -> None:
