@@ -36,9 +36,7 @@ def tie_groups(flow: Flow) -> None:
             merged[members] = min(members)
         label = merged[label]
     flow.terms[:] = [
-        _term_inside(term, call.into)
-        if (call := inside.get(term.owner)) is not None and term.flops
-        else term
+        _term_inside(term, inside[term.owner].into) if term.owner in inside and term.flops else term
         for term in flow.terms
     ]
 
@@ -57,7 +55,8 @@ def _layers_to_cut_inside(flow: Flow) -> dict[str, Grouped]:
     label = connected_components(flow.id_count, [*flow.ties, *ties])
     pinned = label[torch.cat([ids for ids, _ in flow.pins]).numpy()]
     free = {name: np.setdiff1d(label[call.out.numpy()], pinned) for name, call in calls.items()}
-    coarse = np.concatenate([labels for labels in free.values() if len(labels) < FEW] or [[]])
+    empty = np.array([], int)
+    coarse = np.concatenate([empty, *(found for found in free.values() if len(found) < FEW)])
     flops = coarse_flops = 0.0
     for term in flow.terms:
         cost = term.flops * len(term.rows) * (1 if term.cols is None else len(term.cols))
