@@ -31,6 +31,7 @@ class Blocks:
     protected: np.ndarray  # blocks of each group that always stay
     ranked: tuple[np.ndarray, ...]  # units of each group, best first
     place: np.ndarray  # rank of each block within its group, from 0
+    advice: str  # what to do about a target that is out of reach
 
     def units(self, blocks: np.ndarray, cost: Cost) -> np.ndarray:
         """Count the units in the first `blocks` blocks of each group; the last may be smaller."""
@@ -64,11 +65,9 @@ def arrange(
     by_group = order[np.argsort(cost.group_of[order], kind="stable")]
     ranked = tuple(np.split(by_group, np.cumsum(cost.sizes)[:-1]))
     step = np.minimum(align.blocks(cost.channels * cost.sizes, cost.channels), cost.sizes)
-    least = np.zeros(len(cost.sizes), int)
-    for members, share in _protected_shares(units, min_keep, layers):
-        count = max(1, int(np.ceil(share * len(members) - 1e-9)))
-        best = members[np.argsort(position[members])][:count]
-        least = np.maximum(least, np.bincount(cost.group_of[best], minlength=len(least)))
+    least, at_zero = (
+        _protected(units, cost, position, *shares) for shares in ((min_keep, layers), (0.0, ()))
+    )
     totals = -(-cost.sizes // step)  # rounded up
     # list the blocks group by group: a block's place is its index minus that of its group's first
     group = np.repeat(np.arange(len(step)), totals)
@@ -79,7 +78,36 @@ def arrange(
     middle = position[by_group[start[group] + place * step[group] + size // 2]]
     sort = np.argsort(middle, kind="stable")
     protected = -(-least // step)
-    return Blocks(group[sort], step, totals, protected, ranked, place[sort])
+    advice = _advice(units, bool((least > at_zero).any()), bool((step > 1).any()))
+    return Blocks(group[sort], step, totals, protected, ranked, place[sort], advice)
+
+
+def _protected(
+    units: Units, cost: Cost, position: np.ndarray, min_keep: float, layers: LayerShares
+) -> np.ndarray:
+    """Count the units of each group that are protected."""
+    least = np.zeros(len(cost.sizes), int)
+    for members, share in _protected_shares(units, min_keep, layers):
+        count = max(1, int(np.ceil(share * len(members) - 1e-9)))
+        best = members[np.argsort(position[members])][:count]
+        least = np.maximum(least, np.bincount(cost.group_of[best], minlength=len(least)))
+    return least
+
+
+def _advice(units: Units, min_keep_helps: bool, align_helps: bool) -> str:
+    """What to do about a target that is out of reach, and which ops stand in the way."""
+    options = [("--min-keep", min_keep_helps), ("--align", align_helps)]
+    lower = " or ".join(option for option, helps in options if helps)
+    advice = f"raise the target, or lower {lower}" if lower else "raise the target"
+    channels: dict[str, int] = {}
+    for verb, pins in (("pinned", units.pins), ("tied into one unit", units.tied)):
+        for pin in pins:
+            what = f"{verb} by {pin.reason}"
+            channels[what] = channels.get(what, 0) + pin.channels
+    channels.pop("pinned by the network's output", None)
+    worst = sorted(channels, key=lambda what: -channels[what])[:2]
+    obstacles = [f"{channels[what]} channels are {what}" for what in worst]
+    return "; ".join([advice, *obstacles])
 
 
 def _protected_shares(
@@ -141,7 +169,7 @@ def cut(
     if lowest > share * dense:
         raise BudgetError(
             f"{share:g} of the {what} cannot be reached: the lowest is "
-            f"{floor(cost, blocks, terms):g}; raise the target, or lower --min-keep or --align"
+            f"{floor(cost, blocks, terms):g}; {blocks.advice}"
         )
     above = blocks.totals
     for level in range(LEVELS - 1, -1, -1):

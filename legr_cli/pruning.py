@@ -263,6 +263,7 @@ class NetworkSummary:
     lowest_flops_share: dict[str, float]  # by `--align`
     layers: tuple[LayerSummary, ...]
     pinned: tuple[PinnedChannels, ...]  # also of layers that have no rule, and so no summary
+    tied: tuple[PinnedChannels, ...]  # layers that are one unit, and the op that ties them
     other_flops: int  # of norms, pools and the like
     sha256: str  # of the weights
     module: str = ""  # the part of the network that this is about; "": all of it
@@ -349,6 +350,7 @@ def summarize(
         },
         tuple(layers),
         pins,
+        tuple(PinnedChannels(tie.layer, tie.channels, tie.reason) for tie in units.tied),
         analysis.flops - round(sum(flops[name] for name in units.flow.layers)),
         analysis.sha256,
         analysis.network.module,

@@ -38,7 +38,7 @@ def _as_json(summary: "NetworkSummary") -> dict[str, Any]:
         ]
     order = ("arch", "input", "flops", "params", "units", "groups", "lowest_flops_share", "layers")
     part = ("module", "whole_flops") if summary.module else ()
-    return {key: facts[key] for key in (*order, "pinned", "other_flops", "sha256", *part)}
+    return {key: facts[key] for key in (*order, "pinned", "tied", "other_flops", "sha256", *part)}
 
 
 def _show_table(summary: "NetworkSummary") -> None:
@@ -70,6 +70,8 @@ def _show_table(summary: "NetworkSummary") -> None:
     output.print_table(screen, table)
     for reason, names in _by_reason(summary.pinned).items():
         screen.print(f"pinned by {reason}: {', '.join(names)}", style="dim")
+    for reason, names in _by_reason(summary.tied).items():
+        screen.print(f"tied into one unit by {reason}: {', '.join(names)}", style="dim")
     auto, exact = summary.lowest_flops_share.values()
     screen.print(f"lowest target: --flops {auto:g} ({exact:g} with --align 1)", style="dim")
 

@@ -116,7 +116,7 @@ def prune(
     if batch is not None and not onnx:
         raise SettingError("--batch requires --onnx")
     check_out(out, checkpoint, len(targets))
-    share, layers = parse_min_keep(min_keep or (), keep or ())
+    kept = parse_min_keep(min_keep or (), keep or ())
     with ProgressDisplay() as display:
         network = open_network(
             checkpoint, arch, classes, parse_input(input_shape), weights=weights, module=module
@@ -127,8 +127,7 @@ def prune(
             out,
             ranking=ranking,
             align=align,
-            min_keep=share,
-            min_keep_layers=layers,
+            min_keep=kept,
             onnx=onnx,
             batch=batch,
             ssh=ssh,

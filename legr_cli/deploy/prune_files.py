@@ -48,8 +48,7 @@ def prune_files(
     *,
     ranking: str | None = None,
     align: str = "auto",
-    min_keep: float = 0.1,
-    min_keep_layers: LayerShares = (),
+    min_keep: tuple[float, LayerShares] = (0.1, ()),
     onnx: bool = False,
     batch: int | None = None,
     ssh: str | None = None,
@@ -67,8 +66,8 @@ def prune_files(
         settings = Prune(
             targets=targets,
             align=parse_align(align, cpu),
-            min_keep=min_keep,
-            min_keep_layers=min_keep_layers,
+            min_keep=min_keep[0],
+            min_keep_layers=min_keep[1],
         )
         progress(Status("grouping channels into units"))
         analysis = analyze(network)

@@ -77,12 +77,27 @@ def open_network(
     seed: int = 0,
     usual: Arch | None = None,
     weights: str | None = None,
+    module: str = "",
 ) -> Network:
     """Open `torchvision:NAME[@WEIGHTS]`, `random:NAME`, a public checkpoint or a legr file.
 
     `usual` is the architecture to assume where neither `arch` nor the file names one; `seed`
-    draws random weights; `weights` says where in a checkpoint the weights are.
+    draws random weights; `weights` says where in a checkpoint the weights are; `module` names the
+    part of the network that may be pruned.
     """
+    return part_of(_opened(spec, arch, classes, input_shape, seed, usual, weights), module)
+
+
+def _opened(
+    spec: str,
+    arch: str | Callable[..., nn.Module] | None,
+    classes: int | None,
+    input_shape: Shapes | None,
+    seed: int,
+    usual: Arch | None,
+    weights: str | None,
+) -> Network:
+    """Open a network as a whole, or the part of it that its file names."""
     given = None if arch is None else as_arch(arch, classes)
     if weights is not None and spec.startswith(("random:", "torchvision:")):
         raise CheckpointError(f"--weights {weights} is for checkpoint files, and {spec} is none")
