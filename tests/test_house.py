@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "legr_cli"
 ROOMS = [
     *("version", "errors", "shapes", "targets", "settings", "files", "journal", "progress"),
-    *("channels", "models", "cost", "latency", "ranking", "cut", "pruning"),
+    *("channels", "models", "flop_handles", "cost", "latency", "ranking", "cut", "pruning"),
     *("data", "repair", "training", "search", "baselines", "deploy", "reports"),
     *("commands", "cli", "__main__"),
 ]

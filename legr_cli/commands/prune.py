@@ -8,7 +8,6 @@ import typer
 
 from legr_cli.commands import options
 from legr_cli.commands.options import setting
-from legr_cli.errors import SettingError
 
 if TYPE_CHECKING:
     from legr_cli.targets import Target
@@ -113,10 +112,7 @@ def prune(
     from legr_cli.shapes import parse_input
 
     targets = _targets(flops=flops, params=params, latency=latency)
-    if batch is not None and not onnx:
-        raise SettingError("--batch requires --onnx")
     check_out(out, checkpoint, len(targets))
-    kept = parse_min_keep(min_keep or (), keep or ())
     with ProgressDisplay() as display:
         network = open_network(
             checkpoint, arch, classes, parse_input(input_shape), weights=weights, module=module
@@ -127,7 +123,7 @@ def prune(
             out,
             ranking=ranking,
             align=align,
-            min_keep=kept,
+            min_keep=parse_min_keep(min_keep or (), keep or ()),
             onnx=onnx,
             batch=batch,
             ssh=ssh,

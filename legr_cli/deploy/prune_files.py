@@ -58,6 +58,8 @@ def prune_files(
 ) -> PrunedFiles:
     """Prune to every target and write the networks; on failure, nothing is written."""
     timed = any(target.kind.timed for target in targets)
+    if batch is not None and not onnx:
+        raise SettingError("--batch requires --onnx")
     if ssh is not None and not timed:
         raise SettingError("--ssh requires a --latency target")
     with contextlib.ExitStack() as stack:
