@@ -23,6 +23,7 @@ class Traced:
     graph_module: fx.GraphModule
     values: dict[fx.Node, Any]  # tensors are replaced by their shapes
     read_values: tuple[str, ...]  # lines of its code that turn tensors into numbers
+    loops: tuple[str, ...]  # lines of its code that loop over a tensor
 
 
 def trace(model: nn.Module, call: Call) -> Traced:
@@ -37,7 +38,7 @@ def trace(model: nn.Module, call: Call) -> Traced:
             for name in recording.constants:
                 del model.__dict__[name]
     _clean_up(traced)
-    return Traced(traced, recording.values, tuple(recording.read_values))
+    return Traced(traced, recording.values, tuple(recording.read_values), tuple(recording.loops))
 
 
 def _record(model: nn.Module, call: Call) -> Recording:

@@ -84,7 +84,8 @@ def bench(
     """
     from legr_cli.commands.bench_view import bundle_and_show, show_measurements
     from legr_cli.deploy.bench_models import BenchModels
-    from legr_cli.settings import Bench, parse_input
+    from legr_cli.settings import Bench
+    from legr_cli.shapes import parse_input
 
     settings = Bench(threads=threads, seconds=seconds, core=core)
     chosen = tuple(dict.fromkeys(networks if against is None else [against, *networks]))

@@ -159,7 +159,7 @@ def compare(
     from legr_cli.commands.progress import resumable
     from legr_cli.data.dataset import parse_statistics
     from legr_cli.models.network import open_network
-    from legr_cli.settings import parse_input
+    from legr_cli.shapes import parse_input
     from legr_cli.training.inputs import Images
 
     settings = _settings(locals())

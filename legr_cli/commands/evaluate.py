@@ -83,7 +83,7 @@ def evaluate(
     from legr_cli.commands.output import spinner
     from legr_cli.data.dataset import parse_statistics
     from legr_cli.models.network import in_single_precision, open_network
-    from legr_cli.settings import parse_input
+    from legr_cli.shapes import parse_input
     from legr_cli.training.evaluate import evaluate_each
     from legr_cli.training.inputs import Images
 

@@ -64,7 +64,7 @@ def export(
     from legr_cli.commands.progress import ProgressDisplay
     from legr_cli.deploy.export import export_files
     from legr_cli.models.network import open_network
-    from legr_cli.settings import parse_input
+    from legr_cli.shapes import parse_input
 
     size, free_or_number = parse_input(input_shape), _parse_batch(batch)
     with ProgressDisplay() as display:

@@ -109,7 +109,7 @@ def finetune(
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.progress import resumable
     from legr_cli.data.dataset import parse_statistics
-    from legr_cli.settings import parse_input
+    from legr_cli.shapes import parse_input
     from legr_cli.training.finetune import finetune_network
     from legr_cli.training.inputs import Images, NetworkSource
     from legr_cli.training.resume import RunFiles

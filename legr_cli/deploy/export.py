@@ -28,6 +28,7 @@ from legr_cli.files import require_folder, staged
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Report, Status, silent
+from legr_cli.shapes import shapes_json, shapes_text
 
 OPSET = 18  # the oldest that torch writes; runtimes on old boards support it
 OPSETS = (18, 23)  # oldest and newest that torch writes and our oldest runtime supports
@@ -165,7 +166,7 @@ def _metadata(network: Network, model: nn.Module) -> dict[str, Any]:
     shape, notes = network.input_shape, network.notes
     metadata: dict[str, Any] = {
         "arch": str(network.arch),
-        "input": list(shape),
+        "input": shapes_json(shape),
         "flops": count_flops(model, shape),
         "params": count_params(model),
         "weights_sha256": fingerprint(model),
@@ -183,7 +184,7 @@ def _outputs(network: Network, model: nn.Module, images: torch.Tensor) -> list[n
     try:
         return [tensor.numpy() for tensor in tensors(model(images))]
     except Exception as error:
-        size = "x".join(map(str, network.input_shape))
+        size = shapes_text(network.input_shape)
         raise ModelError(
             f"{network.arch} does not run on images of {size} ({first_line(error)}): "
             "pass their size with --input"

@@ -5,7 +5,8 @@ from os import PathLike, fspath
 
 from torch import nn
 
-from legr_cli.models.network import check_shape, open_network
+from legr_cli.models.network import open_network
+from legr_cli.shapes import Shapes, check_shapes
 
 
 def load(
@@ -13,7 +14,7 @@ def load(
     arch: str | Callable[..., nn.Module] | None = None,
     *,
     classes: int | None = None,
-    input_shape: Sequence[int] | None = None,
+    input_shape: Sequence[int] | Shapes | None = None,
     seed: int = 0,
     weights: str | None = None,
 ) -> nn.Module:
@@ -41,5 +42,5 @@ def load(
     Example:
         >>> dense = legr_cli.load("resnet56.th", arch="resnet56")
     """
-    shape = None if input_shape is None else check_shape(input_shape)
+    shape = None if input_shape is None else check_shapes(input_shape)
     return open_network(fspath(path), arch, classes, shape, seed, weights=weights).carried()
