@@ -185,8 +185,9 @@ def _apply_plan(
     }
     if timing is not None:
         notes["latency"] = asdict(timing)
-    if "statistics" in ranking.notes:
-        notes.setdefault("statistics", ranking.notes["statistics"])
+    for key in ("statistics", "pictures", "class_names"):
+        if key in ranking.notes:
+            notes.setdefault(key, ranking.notes[key])
     channels = kept_channels(units, kept, network.kept)
     result = Network(smaller, network.arch, network.input_shape, channels, notes)
     return Pruned(target, result, flops, params, _widths(units, kept), difference, timing)

@@ -20,7 +20,7 @@ from legr_cli.baselines.comparison import (
 )
 from legr_cli.baselines.methods import check_methods
 from legr_cli.baselines.summary import ComparisonRow, MethodSummary, summarize
-from legr_cli.data.dataset import Data
+from legr_cli.data.dataset import Data, described, doubts
 from legr_cli.errors import LegrError, OutputError, SettingError
 from legr_cli.files import check_folder, staged
 from legr_cli.journal import Line, journal, read_header
@@ -29,11 +29,11 @@ from legr_cli.progress import Message, Progress, Report, Status, silent
 from legr_cli.pruning import analyze
 from legr_cli.search.fitness import adaptation
 from legr_cli.search.setup import check_fitness
-from legr_cli.settings import Compare
+from legr_cli.settings import Compare, Pictures
 from legr_cli.targets import Target
 from legr_cli.training.devices import choose
 from legr_cli.training.finetune import amp_helps
-from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
+from legr_cli.training.inputs import Images, as_images, check_outputs, images_for, in_memory_format
 from legr_cli.training.recipes import settings_of
 
 
@@ -66,6 +66,11 @@ def compare(
     input_shape: Sequence[int] | None = None,
     arch: str | Callable[..., nn.Module] | None = None,
     normalize: str | None = None,
+    resize: str | None = None,
+    crop: float | None = None,
+    random_crop: str | None = None,
+    flip: bool | None = None,
+    ignore_class_names: bool = False,
     download: bool = False,
     device: str = "auto",
     resume: bool = False,
@@ -93,6 +98,13 @@ def compare(
         input_shape: Shape of one image, for a module that does not come from legr and a SPEC.
         arch: `"module:factory"` of a network of your own, or the factory itself.
         normalize: For a SPEC: mean and standard deviation, as `--normalize` takes them.
+        resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as `--resize`; by default
+            what the network's card records, or else the dataset's default. So are the next three.
+        crop: For `resize="crop"`: side of the central crop, relative to the picture's.
+        random_crop: For a SPEC: crops in training, `"none"`, `"padded"` or `"resized"`.
+        flip: For a SPEC: whether training mirrors half of the pictures.
+        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's
+            card calls them.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
         resume: Resume the comparison in `out`.
@@ -117,7 +129,14 @@ def compare(
         settings = Compare(methods=check_methods(methods), targets=targets, training=training)
     given = {"candidates": candidates, "repeats": repeats, "seed": seed}
     chosen: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
-    images = as_images(data, validation, normalize=normalize, download=download)
+    images = as_images(
+        data,
+        validation,
+        normalize=normalize,
+        download=download,
+        pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
+        ignore_class_names=ignore_class_names,
+    )
     network = as_network(model, input_shape or images.shape, arch)
     return compare_network(
         replace(network, model=own_copy(network.model)),
@@ -151,11 +170,12 @@ def compare_network(
     analysis = analyze(network)
     check_fitness(analysis, settings.fitness)
     progress(Status("loading the images"))
-    first = images_for(network, images, settings.seed)
-    check_outputs(network.model, first)
 
     def open_images(seed: int) -> Data:
-        return images_for(network, images, seed)
+        return in_memory_format(network.model, images_for(network, images, seed))
+
+    first = open_images(settings.seed)
+    check_outputs(network.model, first)
 
     run = ComparisonRun(analysis, open_images, settings, device, folder, command, lambda *_: None)
     facts = _recorded(run, first, resume, force, progress)
@@ -186,7 +206,8 @@ def _recorded(run: ComparisonRun, data: Data, resume: bool, force: bool, progres
     with journal(path, COMPARISON, header, resume, force) as book:
         if force:
             _clear(folder)
-        for text in _opening_lines(run, dense, list(book.lines.values()), total):
+        about_data = [*described(data, training=True), *doubts(data)]
+        for text in [*_opening_lines(run, dense, list(book.lines.values()), total), *about_data]:
             progress(Message(text))
 
         def tell(done: int, piece: Piece, text: str) -> None:

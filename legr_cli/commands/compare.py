@@ -147,6 +147,11 @@ def compare(
     align: options.Align = "auto",
     min_keep: options.MinKeep = 0.1,
     normalize: options.Normalize = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    random_crop: options.RandomCrop = None,
+    flip: options.Flip = None,
+    ignore_class_names: options.IgnoreClassNames = False,
     download: options.Download = False,
     workers: Annotated[
         int,
@@ -181,9 +186,9 @@ def compare(
     from legr_cli.commands.compare_view import show_comparison
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.progress import resumable
-    from legr_cli.data.dataset import parse_statistics
+    from legr_cli.data.feed import parse_statistics
     from legr_cli.models.network import open_network
-    from legr_cli.settings import Compare, parse_align, parse_input
+    from legr_cli.settings import Compare, Pictures, parse_align, parse_input
     from legr_cli.targets import parse_targets
     from legr_cli.training.inputs import Images
     from legr_cli.training.recipes import settings_of
@@ -199,7 +204,13 @@ def compare(
         align=parse_align(align),
         search_flops=tuple(target.value for target in searched),
     )
-    images = Images(data, parse_statistics(normalize), download)
+    images = Images(
+        data,
+        parse_statistics(normalize),
+        download,
+        pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
+        ignore_class_names=ignore_class_names,
+    )
     check_output(out, resume, force)
     with resumable() as display:
         network = open_network(checkpoint, arch, classes, parse_input(input_shape))

@@ -59,6 +59,9 @@ def evaluate(
         ),
     ] = 250,
     normalize: options.Normalize = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    ignore_class_names: options.IgnoreClassNames = False,
     download: options.Download = False,
     device: options.Device = "auto",
     arch: options.Arch = None,
@@ -76,30 +79,42 @@ def evaluate(
     """
     from legr_cli.commands.evaluate_view import show_scores
     from legr_cli.commands.output import spinner
-    from legr_cli.data.dataset import parse_statistics
-    from legr_cli.models.network import in_single_precision, open_network
-    from legr_cli.settings import parse_input
+    from legr_cli.data.feed import parse_statistics
+    from legr_cli.models.network import in_single_precision
+    from legr_cli.models.peers import open_peers
+    from legr_cli.settings import Pictures, parse_input
     from legr_cli.training.evaluate import evaluate_each
     from legr_cli.training.inputs import Images
 
-    images = Images(data, parse_statistics(normalize), download)
+    images = Images(
+        data,
+        parse_statistics(normalize),
+        download,
+        pictures=Pictures(resize=resize, crop=crop),
+        ignore_class_names=ignore_class_names,
+    )
     size = parse_input(input_shape)
+    names: list[str] = []  # in the order in which they are opened
     with spinner("loading") as update:
 
+        def opening(name: str) -> None:
+            names.append(name)
+            update(f"evaluating {name} ({len(names)} of {len(models)})")
+
         def opened() -> Iterator["Network"]:
-            for number, name in enumerate(models, 1):
-                update(f"evaluating {name} ({number} of {len(models)})")
-                network = open_network(name, arch, classes, size)
+            for _, network in open_peers(models, arch, classes, size, watch=opening):
                 yield replace(network, model=in_single_precision(network.model))
 
-        found = evaluate_each(
-            opened(),
-            images,
-            split=split,
-            recalibrated=recalibrate,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
+        found = list(
+            evaluate_each(
+                opened(),
+                images,
+                split=split,
+                recalibrated=recalibrate,
+                batch_size=batch_size,
+                seed=seed,
+                device=device,
+            )
         )
-        scores = list(zip(models, found, strict=True))
+        scores = sorted(zip(names, found, strict=True), key=lambda row: models.index(row[0]))
     show_scores(scores, data, split, recalibrate, as_json)

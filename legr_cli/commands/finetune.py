@@ -201,6 +201,11 @@ def finetune(
         ),
     ] = False,
     normalize: options.Normalize = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    random_crop: options.RandomCrop = None,
+    flip: options.Flip = None,
+    ignore_class_names: options.IgnoreClassNames = False,
     download: options.Download = False,
     device: options.Device = "auto",
     amp: options.Amp = False,
@@ -245,8 +250,8 @@ def finetune(
     from legr_cli.commands.finetune_view import show_trained
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.progress import resumable
-    from legr_cli.data.dataset import parse_statistics
-    from legr_cli.settings import parse_input
+    from legr_cli.data.feed import parse_statistics
+    from legr_cli.settings import Pictures, parse_input
     from legr_cli.training.finetune import finetune_network
     from legr_cli.training.inputs import Images, Start
     from legr_cli.training.resume import Files
@@ -256,7 +261,14 @@ def finetune(
         _check_recalibrate(checkpoint, given)
     settings = _settings(given)
     start = Start(checkpoint, arch, classes, parse_input(input_shape), new_head)
-    images = Images(data, parse_statistics(normalize), download, hold_out=not all_images)
+    images = Images(
+        data,
+        parse_statistics(normalize),
+        download,
+        hold_out=not all_images,
+        pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
+        ignore_class_names=ignore_class_names,
+    )
     with resumable() as display:
         result = finetune_network(
             start,
@@ -310,7 +322,7 @@ def _check_recalibrate(checkpoint: str | None, given: dict[str, Any]) -> None:
     if checkpoint is None:
         raise SettingError("--bn-recalibrate requires a CHECKPOINT")
     names = (*_OVERRIDES, "recipe", "teacher", "amp", "all_images", "resume", "compiled")
-    for name in names:
+    for name in (*names, "random_crop", "flip"):
         if given[name] is not None and given[name] is not False:
             shown = "--compile" if name == "compiled" else option(name)
             raise SettingError(f"--bn-recalibrate does not train: remove {shown}")

@@ -141,6 +141,11 @@ def learn(
     align: options.Align = "auto",
     min_keep: options.MinKeep = 0.1,
     normalize: options.Normalize = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    random_crop: options.RandomCrop = None,
+    flip: options.Flip = None,
+    ignore_class_names: options.IgnoreClassNames = False,
     download: options.Download = False,
     workers: Annotated[
         int | None,
@@ -182,10 +187,10 @@ def learn(
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.learn_view import show_learned
     from legr_cli.commands.progress import resumable
-    from legr_cli.data.dataset import parse_statistics
+    from legr_cli.data.feed import parse_statistics
     from legr_cli.models.network import open_network
     from legr_cli.search.learn import learn_network
-    from legr_cli.settings import Search, parse_align, parse_input
+    from legr_cli.settings import Pictures, Search, parse_align, parse_input
     from legr_cli.targets import parse_targets
     from legr_cli.training.inputs import Images
 
@@ -196,7 +201,13 @@ def learn(
         align=parse_align(align),
         workers=1 if workers is None else workers,
     )
-    images = Images(data, parse_statistics(normalize), download)
+    images = Images(
+        data,
+        parse_statistics(normalize),
+        download,
+        pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
+        ignore_class_names=ignore_class_names,
+    )
     with resumable() as display:
         result = learn_network(
             lambda: open_network(checkpoint, arch, classes, parse_input(input_shape)),

@@ -104,6 +104,57 @@ Normalize = Annotated[
         "records, or else to the usual values for the dataset (imagenet for folder:).",
     ),
 ]
+Resize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="crop|squash|pad|none",
+        show_default="as the network's file records, or as is usual for the dataset",
+        rich_help_panel=IMAGES,
+        help="How pictures are brought to the input size: cover it and crop the centre (crop), "
+        "ignore the aspect ratio (squash), or fill up with black (pad); none requires pictures "
+        "of the input size.",
+    ),
+]
+Crop = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        show_default=False,
+        rich_help_panel=IMAGES,
+        help="With --resize crop: side of the central crop relative to the resized picture's. "
+        "0.875 resizes to 256 and crops 224; 1, the default for folder:, crops as little as "
+        "possible.",
+    ),
+]
+RandomCrop = Annotated[
+    str | None,
+    typer.Option(
+        metavar="none|padded|resized",
+        show_default=False,
+        rich_help_panel=IMAGES,
+        help="Random crops in training: none (the default for folder:), of the picture with a "
+        "black border (padded), or of a random part that is enlarged (resized).",
+    ),
+]
+Flip = Annotated[
+    bool | None,
+    typer.Option(
+        "--flip/--no-flip",
+        show_default=False,
+        rich_help_panel=IMAGES,
+        help="Mirror half of the pictures in training, or none. The default for folder: is none, "
+        "since a mirrored picture may belong to another class.",
+    ),
+]
+IgnoreClassNames = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-class-names",
+        rich_help_panel=IMAGES,
+        help="Number the classes of the dataset in sorted order, even if they are not those that "
+        "the network's file names.",
+    ),
+]
 Download = Annotated[
     bool,
     typer.Option(

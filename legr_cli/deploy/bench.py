@@ -35,9 +35,10 @@ To run a network on the board, read how its input is prepared from the file itse
     import json, onnxruntime
     session = onnxruntime.InferenceSession("{first}")
     about = json.loads(session.get_modelmeta().custom_metadata_map["legr"])
-    about["input"], about.get("mean"), about.get("std"), about.get("classes")
+    about["input"], about.get("pictures"), about.get("mean"), about.get("std"), about.get("classes")
 
-Images are scaled to 0…1; then mean is subtracted and std divides, per channel.
+Pictures are resized as "pictures" says and scaled to 0…1; then mean is subtracted and std divides,
+per channel.
 """
 
 
@@ -71,32 +72,22 @@ def as_onnx(
             yield model, _whole(Path(model)), None
         else:
             others.append(model)
-    first = None  # a legr file knows its architecture, also for the others: it goes first
-    for model in sorted(others, key=lambda name: not name.endswith(".safetensors")):
-        try:
-            from legr_cli.deploy.export import exported
-            from legr_cli.models.network import open_network
-        except ImportError as error:
-            raise BenchError(
-                f"{model} must be exported first, which needs {error.name}: pass an .onnx file here"
-            ) from error
+    if not others:
+        return
+    try:
+        from legr_cli.deploy.export import exported
+        from legr_cli.models.peers import open_peers
+    except ImportError as error:
+        raise BenchError(
+            f"{others[0]} must be exported first, which needs {error.name}: pass an .onnx file here"
+        ) from error
+
+    def opening(model: str) -> None:
         watch(f"exporting {model}")
-        size = asked.input_shape or _size_like(first, model)
-        arch = None if first is None else first.arch
-        network = asked.opened.get(model) or open_network(
-            model, asked.arch, asked.classes, size, usual=arch
-        )
-        first = first or network
+
+    known = asked.arch, asked.classes, asked.input_shape, asked.opened
+    for model, network in open_peers(others, *known, opening):
         yield model, *exported(network)
-
-
-def _size_like(first: "Network | None", model: str) -> tuple[int, ...] | None:
-    """Image size for a network that does not record its own: that of its peer."""
-    if first is None or model.endswith(".safetensors"):
-        return None
-    kind, _, name = model.partition(":")
-    named = kind in ("random", "torchvision")
-    return first.input_shape if not named or name.split("@")[0] == str(first.arch) else None
 
 
 def _whole(path: Path) -> bytes:

@@ -55,7 +55,8 @@ def export(
     """Write a network as an ONNX file, and check it against torch with ONNX Runtime.
 
     The file's metadata has an entry `legr`, a JSON object with the input size, FLOPs, parameters
-    and, where they are known, the mean and standard deviation of each channel and class names.
+    and, where they are known, how pictures are resized, the mean and standard deviation of each
+    channel, and class names.
 
     Args:
         model: Any module; it is not changed.
@@ -173,6 +174,8 @@ def _metadata(network: Network, model: nn.Module) -> dict[str, Any]:
     statistics = notes.get("statistics")
     if isinstance(statistics, dict):
         known |= {key: statistics[key] for key in ("mean", "std") if key in statistics}
+    if isinstance(notes.get("pictures"), dict):
+        known["pictures"] = notes["pictures"]
     if isinstance(notes.get("class_names"), list):
         known["classes"] = notes["class_names"]
     return known

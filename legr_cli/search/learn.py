@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from legr_cli.data.dataset import doubts
+from legr_cli.data.dataset import described, doubts
 from legr_cli.errors import OutputError
 from legr_cli.files import check_out, staged
 from legr_cli.journal import Line, journal, read_header
@@ -23,11 +23,11 @@ from legr_cli.search.history import HISTORY, history_of
 from legr_cli.search.run import SearchProgress, SearchResult, search
 from legr_cli.search.setup import SearchSetup, check_reach
 from legr_cli.search.workers import connected
-from legr_cli.settings import Search
+from legr_cli.settings import Pictures, Search
 from legr_cli.targets import percents
 from legr_cli.training.devices import choose
 from legr_cli.training.finetune import amp_helps
-from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
+from legr_cli.training.inputs import Images, as_images, check_outputs, images_for, in_memory_format
 from legr_cli.training.scores import CLASSIFICATION, OwnFunction, Task, shown, task_for
 
 
@@ -59,6 +59,11 @@ def learn(
     input_shape: Sequence[int] | None = None,
     arch: str | Callable[..., nn.Module] | None = None,
     normalize: str | None = None,
+    resize: str | None = None,
+    crop: float | None = None,
+    random_crop: str | None = None,
+    flip: bool | None = None,
+    ignore_class_names: bool = False,
     download: bool = False,
     device: str = "auto",
     out: str | PathLike[str] | None = None,
@@ -85,6 +90,13 @@ def learn(
         input_shape: Shape of one image, for a module that does not come from legr and a SPEC.
         arch: `"module:factory"` of a network of your own; needed only for several workers.
         normalize: For a SPEC: mean and standard deviation, as `--normalize` takes them.
+        resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as `--resize`; by default
+            what the network's card records, or else the dataset's default. So are the next three.
+        crop: For `resize="crop"`: side of the central crop, relative to the picture's.
+        random_crop: For a SPEC: crops in training, `"none"`, `"padded"` or `"resized"`.
+        flip: For a SPEC: whether training mirrors half of the pictures.
+        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's
+            card calls them.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
         out: A `.json` file to write. With it, an interrupted search can be resumed.
@@ -112,7 +124,14 @@ def learn(
     planned = _fitting(settings or Search(), chosen)
     if out is None and (resume or force):
         raise OutputError("resume and force need out, the file that records the search")
-    images = as_images(data, validation, normalize=normalize, download=download)
+    images = as_images(
+        data,
+        validation,
+        normalize=normalize,
+        download=download,
+        pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
+        ignore_class_names=ignore_class_names,
+    )
     network = as_network(model, input_shape or images.shape, arch)
     with _output(out) as path:
         return learn_network(
@@ -236,7 +255,7 @@ def _prepare(
     analysis = analyze(network)
     check_reach(analysis, settings)
     progress(Status("loading the images"))
-    data = images_for(network, images, settings.seed, task)
+    data = in_memory_format(network.model, images_for(network, images, settings.seed, task))
     check_outputs(network.model, data, task)
     return SearchSetup(analysis, data, settings, device, task=task)
 
@@ -281,6 +300,7 @@ def _opening_lines(setup: SearchSetup, dense: Line, recorded: int, resume: bool)
         f"{setup.analysis.network.arch} on {setup.data.feed}: "
         f"{shown(setup.task, dense['accuracy'])} on {dense['images']} validation images, which "
         "legr never trains on",
+        *described(setup.data, training=setup.settings.fitness == "finetune"),
         *doubts(setup.data),
     ]
     if classes and dense["accuracy"] < 1.5 / classes:

@@ -10,12 +10,19 @@ from torch import nn
 
 from legr_cli.cost import count_flops
 from legr_cli.data.batches import Serving, in_order, shuffled
-from legr_cli.data.dataset import Data, Part, doubts
+from legr_cli.data.dataset import Data, Part, described, doubts
 from legr_cli.errors import DataError, SettingError
 from legr_cli.models.network import Network, as_network, own_copy
+from legr_cli.settings import Pictures
 from legr_cli.training import loop
 from legr_cli.training.devices import choose
-from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
+from legr_cli.training.inputs import (
+    Images,
+    as_images,
+    check_outputs,
+    images_for,
+    in_memory_format,
+)
 from legr_cli.training.loop import recalibrate
 from legr_cli.training.scores import CLASSIFICATION, OwnFunction, Task, finite, task_for
 
@@ -47,6 +54,9 @@ def evaluate(
     recalibrate: bool = False,
     input_shape: Sequence[int] | None = None,
     normalize: str | None = None,
+    resize: str | None = None,
+    crop: float | None = None,
+    ignore_class_names: bool = False,
     download: bool = False,
     batch_size: int = 250,
     seed: int = 0,
@@ -65,6 +75,11 @@ def evaluate(
         recalibrate: Re-estimate BatchNorm statistics on 1,024 training images first, in a copy.
         input_shape: Shape of one image, for a module that does not come from legr and a SPEC.
         normalize: For a SPEC: mean and standard deviation, as `--normalize` takes them.
+        resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as `--resize`; by default
+            what the network's card records, or else the dataset's default.
+        crop: For `resize="crop"`: side of the central crop, relative to the picture's.
+        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's
+            card calls them.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         batch_size: Images per batch.
         seed: Selects the images of `"val"` and of `recalibrate`.
@@ -82,7 +97,13 @@ def evaluate(
         >>> legr_cli.evaluate(tuned, "cifar10:data").accuracy
         0.9231
     """
-    images = as_images(data, normalize=normalize, download=download)
+    images = as_images(
+        data,
+        normalize=normalize,
+        download=download,
+        pictures=Pictures(resize=resize, crop=crop),
+        ignore_class_names=ignore_class_names,
+    )
     if not isinstance(images.data, str):
         images = replace(images, validation=images.data)  # none is held out: all are measured
     network = as_network(model, input_shape or images.shape)
@@ -117,13 +138,15 @@ def evaluate_each(
         raise SettingError(f"--batch-size must be at least 1, got {batch_size}")
     where, opened = choose(device), dict[str, Data]()
     for network in networks:
-        key = repr((network.input_shape, images.statistics or network.notes.get("statistics")))
+        noted = [network.notes.get(key) for key in ("statistics", "pictures", "class_names")]
+        key = repr((network.input_shape, noted))
         if key not in opened:
-            opened[key] = images_for(network, images, seed, task)
-        data = opened[key]
+            opened[key] = images_for(network, images, seed, task, missing_ok=True)
+        data = in_memory_format(network.model, opened[key])
         check_outputs(network.model, data, task)
         flops = count_flops(network.model, network.input_shape)
-        model = network.model.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        layout = data.feed.memory_format
+        model = network.model.to(where, memory_format=layout)  # type: ignore[call-overload]
         if recalibrated:
             refresh(model, data, where, seed)
         serving = Serving(data.feed, batch_size, where)
@@ -136,7 +159,7 @@ def evaluate_each(
             len(data.classes),
             flops,
             flops / _dense_flops(network, flops),
-            (f"preprocessed as {data.feed}", *doubts(data)),
+            (f"preprocessed as {data.feed}", *described(data), *doubts(data)),
         )
 
 

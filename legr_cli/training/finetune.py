@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from legr_cli.data.dataset import Data, doubts
+from legr_cli.data.dataset import Data, described, doubts
 from legr_cli.errors import OutputError, SettingError
 from legr_cli.journal import Line
 from legr_cli.models.card import with_command
 from legr_cli.models.network import Network, as_network, own_copy
 from legr_cli.progress import Message, Progress, Report, Status, silent
-from legr_cli.settings import Training
+from legr_cli.settings import Pictures, Training
 from legr_cli.training.devices import half_precision
 from legr_cli.training.evaluate import refresh
 from legr_cli.training.inputs import (
     Images,
     Start,
     as_images,
-    check_outputs,
+    check_teacher,
     open_both,
     open_teacher,
 )
@@ -73,6 +73,11 @@ def finetune(
     validation: Any = None,
     input_shape: Sequence[int] | None = None,
     normalize: str | None = None,
+    resize: str | None = None,
+    crop: float | None = None,
+    random_crop: str | None = None,
+    flip: bool | None = None,
+    ignore_class_names: bool = False,
     download: bool = False,
     device: str = "auto",
     out: str | PathLike[str] | None = None,
@@ -103,6 +108,13 @@ def finetune(
         validation: Held-out data of your own; by default a tenth of `data` is held out.
         input_shape: Shape of one image, for a module that does not come from legr and a SPEC.
         normalize: For a SPEC: mean and standard deviation, as `--normalize` takes them.
+        resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as `--resize`; by default
+            what the network's card records, or else the dataset's default. So are the next three.
+        crop: For `resize="crop"`: side of the central crop, relative to the picture's.
+        random_crop: For a SPEC: crops in training, `"none"`, `"padded"` or `"resized"`.
+        flip: For a SPEC: whether training mirrors half of the pictures.
+        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's
+            card calls them.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
         out: A `.safetensors` file to write. With it, an interrupted run can be resumed.
@@ -128,7 +140,14 @@ def finetune(
     planned = replace(settings, **chosen) if settings else settings_of(recipe, **chosen)  # type: ignore[arg-type]
     if out is None and (resume or force):
         raise OutputError("resume and force need out, the file that records the run")
-    images = as_images(data, validation, normalize=normalize, download=download)
+    images = as_images(
+        data,
+        validation,
+        normalize=normalize,
+        download=download,
+        pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
+        ignore_class_names=ignore_class_names,
+    )
     network = as_network(model, input_shape or images.shape)
     start = Start(replace(network, model=own_copy(network.model)))
     taught_by = None if teacher is None else as_network(teacher, network.input_shape)
@@ -185,9 +204,9 @@ def finetune_network(
         report(Status("loading the network and the images"))
         network, data = open_both(start, images, settings.seed, group, task)
         if isinstance(teacher, tuple):
-            teacher = open_teacher(*teacher, network, data, task)
+            teacher = open_teacher(*teacher, network, data, images, task)
         elif teacher is not None:
-            check_outputs(teacher.model, data, task)
+            check_teacher(teacher, data, images, task)
         recorded_as = {"recipe": RECALIBRATION, "seed": settings.seed} if recalibrate_only else None
         setup = training_setup(network, data, settings, group, teacher, task, recorded_as)
         if recalibrate_only:
@@ -317,7 +336,11 @@ def _opening_lines(setup: TrainingSetup, run: Run, before: Line | None, resume: 
         images = (
             f"all {len(data.train)} training images, measured on {len(data.validation)} of them"
         )
-    lines = [f"{setup.network.arch} on {images}, preprocessed as {data.feed}", *doubts(data)]
+    lines = [
+        f"{setup.network.arch} on {images}, preprocessed as {data.feed}",
+        *described(data, training=True),
+        *doubts(data),
+    ]
     if before is not None:
         kind = "accuracy" if setup.task is CLASSIFICATION else "score"
         reached = shown(setup.task, before["accuracy"])

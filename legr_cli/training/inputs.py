@@ -1,18 +1,23 @@
 """What training and measuring start from: a network, images that fit it, perhaps a teacher."""
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from legr_cli.channels.id_tensors import tensors
 from legr_cli.channels.trace import evaluating
 from legr_cli.data.batches import Serving, in_order
-from legr_cli.data.dataset import Data, open_data, own_data, parse_statistics, small_size
+from legr_cli.data.class_order import comparable, in_network_order, valid_names
+from legr_cli.data.dataset import Data, open_data, own_data, small_size
+from legr_cli.data.feed import parse_statistics
 from legr_cli.data.own import Rows, own_rows
 from legr_cli.errors import DataError, LegrError, ModelError, SettingError
 from legr_cli.models.network import Network, open_network, with_new_head
+from legr_cli.settings import Pictures
 from legr_cli.training.loop import forward
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.scores import CLASSIFICATION, Task
@@ -38,6 +43,8 @@ class Images:
     download: bool = False
     hold_out: bool = True  # some of them, for validation
     validation: Rows | None = None  # held out by the user
+    pictures: Pictures = field(default_factory=Pictures)
+    ignore_class_names: bool = False
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -52,6 +59,8 @@ def as_images(
     normalize: str | None = None,
     download: bool = False,
     hold_out: bool = True,
+    pictures: Pictures | None = None,
+    ignore_class_names: bool = False,
 ) -> Images:
     """Images from what a Python user passes: a SPEC, a DataLoader, tensors or batches.
 
@@ -62,27 +71,91 @@ def as_images(
     if isinstance(data, str):
         if validation is not None:
             raise SettingError("validation is for data of your own: a SPEC has its own split")
-        return Images(data, parse_statistics(normalize), download, hold_out)
+        return Images(
+            data,
+            parse_statistics(normalize),
+            download,
+            hold_out,
+            pictures=pictures or Pictures(),
+            ignore_class_names=ignore_class_names,
+        )
     if normalize is not None or download:
         raise SettingError("normalize and download are for a SPEC: normalize in your dataset")
+    if pictures not in (None, Pictures()) or ignore_class_names:
+        raise SettingError(
+            "resize, crop, random_crop, flip and ignore_class_names are for a SPEC: prepare images "
+            "in your dataset"
+        )
     held_out = None if validation is None else own_rows(validation, "validation")
     return Images(own_rows(data), None, False, hold_out, held_out)
 
 
-def images_for(network: Network, images: Images, seed: int, task: Task = CLASSIFICATION) -> Data:
-    """Images as this network takes them; the seed selects those held out."""
-    if isinstance(images.data, str):
-        return open_data(
-            images.data,
-            network.input_shape,
-            seed=seed,
-            statistics=images.statistics or network.notes.get("statistics"),
-            download=images.download,
-            hold_out=images.hold_out,
-        )
-    labels = _output_width(network) if task.labels else None
+def images_for(
+    network: Network,
+    images: Images,
+    seed: int,
+    task: Task = CLASSIFICATION,
+    missing_ok: bool = False,
+) -> Data:
+    """Images as this network takes them; the seed selects those held out.
+
+    With `missing_ok`, there may be no images of some of the network's classes.
+    """
     shape, hold_out = network.input_shape, images.hold_out
-    return own_data(images.data, images.validation, shape, labels, seed=seed, hold_out=hold_out)
+    if not isinstance(images.data, str):
+        labels = _output_width(network) if task.labels else None
+        return own_data(images.data, images.validation, shape, labels, seed=seed, hold_out=hold_out)
+    data = open_data(
+        images.data,
+        shape,
+        seed=seed,
+        statistics=images.statistics or network.notes.get("statistics"),
+        pictures=images.pictures,
+        recorded_pictures=network.notes.get("pictures"),
+        download=images.download,
+        hold_out=hold_out,
+    )
+    names = () if images.ignore_class_names else class_names(network)
+    return in_network_order(data, names, missing_ok) if names else data
+
+
+def class_names(network: Network) -> tuple[str, ...]:
+    """What a network calls its classes; nothing if its notes do not name every output."""
+    note = network.notes.get("class_names")
+    if note is None:
+        return ()
+    with evaluating(network.model), torch.no_grad():
+        outputs = forward(network.model, torch.zeros(2, *network.input_shape))
+    is_list = isinstance(outputs, Tensor) and outputs.ndim == 2
+    return valid_names(note, outputs.shape[1]) if is_list else ()
+
+
+def in_memory_format(model: nn.Module, data: Data) -> Data:
+    """The data in the memory format that suits a network: channels last, unless that fails.
+
+    `x.view(len(x), -1)` after a convolution needs contiguous tensors.
+    """
+    shape = data.feed.shape
+    if _runs(model, shape, torch.channels_last) or not _runs(model, shape, torch.contiguous_format):
+        return data  # a network that always fails has another error
+    return replace(data, feed=replace(data.feed, channels_last=False))
+
+
+def _runs(model: nn.Module, shape: tuple[int, ...], memory_format: torch.memory_format) -> bool:
+    """Whether a copy of a network runs forward and, in training, forward and backward."""
+    try:
+        trial = copy.deepcopy(model).to(memory_format=memory_format)  # type: ignore[call-overload]
+        images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+        if images.ndim == 4:
+            images = images.contiguous(memory_format=memory_format)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            trial.eval()(images)
+            outputs = [out for out in tensors(trial.train()(images)) if out.requires_grad]
+            if outputs:
+                torch.stack([out.float().sum() for out in outputs]).sum().backward()
+    except Exception:
+        return False
+    return True
 
 
 def open_both(
@@ -94,6 +167,9 @@ def open_both(
         network, spec = spec, ""
     else:
         network = open_network(spec, start.arch, start.classes, start.shape, seed)
+    if start.new_head:
+        network = replace(network, notes=_without_classes(network.notes))
+    network.model.float()  # images are float32
     with group.leader_first():
         download = images.download and group.is_leader
         own = start.checkpoint is None and start.shape is None and network.arch.own
@@ -107,22 +183,45 @@ def open_both(
     elif start.new_head:
         network = with_new_head(network, classes, seed)
     network.model.float()  # images are float32
+    data = in_memory_format(network.model, data)
     check_outputs(network.model, data, task)
     return network, data
 
 
+def _without_classes(notes: dict[str, Any]) -> dict[str, Any]:
+    """Notes without what belongs to the classes: their names, and whether flips keep them."""
+    kept = {key: value for key, value in notes.items() if key != "class_names"}
+    if isinstance(pictures := kept.get("pictures"), dict):
+        chosen = {key: pictures[key] for key in ("resize", "crop") if key in pictures}
+        kept["pictures"] = chosen
+    return kept
+
+
 def open_teacher(
-    checkpoint: str, arch: str | None, network: Network, data: Data, task: Task = CLASSIFICATION
+    checkpoint: str, arch: str | None, network: Network, data: Data, images: Images, task: Task
 ) -> Network:
     """A teacher for the same classes, of the network's own architecture unless named."""
     classes = None if arch is None else len(data.classes)
     try:
         teacher = open_network(checkpoint, arch, classes, usual=network.arch)
         teacher.model.float()
-        check_outputs(teacher.model, data, task)
+        check_teacher(teacher, data, images, task)
     except LegrError as error:
         raise type(error)(f"--teacher: {error}") from error
     return teacher
+
+
+def check_teacher(teacher: Network, data: Data, images: Images, task: Task) -> None:
+    """A teacher must run on the images, and have the same classes in the same order."""
+    check_outputs(teacher.model, in_memory_format(teacher.model, data), task)
+    if not isinstance(images.data, str) or images.ignore_class_names:
+        return
+    names = class_names(teacher)
+    if names and comparable(data.classes, names) and names != data.classes:
+        raise DataError(
+            "its classes are not those of the network in the same order: pass a teacher for these "
+            "classes, or --ignore-class-names if only their names differ"
+        )
 
 
 def check_outputs(model: nn.Module, data: Data, task: Task = CLASSIFICATION) -> None:

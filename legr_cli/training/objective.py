@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from legr_cli.data.dataset import Feed
+from legr_cli.data.feed import Feed
 from legr_cli.errors import ModelError
 from legr_cli.settings import Training
 from legr_cli.training.loop import Loss, forward
@@ -54,6 +54,8 @@ def teacher_from(model: nn.Module, half: torch.dtype | None, own: Feed, shown: F
 
     @torch.no_grad()
     def teach(images: Tensor) -> Tensor:
+        if own.channels_last != shown.channels_last and images.ndim == 4:
+            images = images.contiguous(memory_format=own.memory_format)
         if own.statistics != shown.statistics:
             images = images * scale.to(images.device) + shift.to(images.device)
         with torch.autocast(images.device.type, half, enabled=half is not None):

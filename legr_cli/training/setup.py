@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from legr_cli.data.dataset import Data, feed_for
+from legr_cli.data.dataset import Data
+from legr_cli.data.feed import feed_for
 from legr_cli.journal import Line
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import Network
 from legr_cli.settings import Training
 from legr_cli.training.devices import half_precision
+from legr_cli.training.inputs import in_memory_format
 from legr_cli.training.objective import Teacher, teacher_from
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.resume import key_of
@@ -57,10 +59,10 @@ class TrainingSetup:
         """The teacher on the device, which sees the same images in its own normalization."""
         if self.teacher is None:
             return None
-        shown = self.data.feed
-        own = feed_for(shown, self.teacher.notes.get("statistics"))
-        model = self.teacher.model.float()
-        model.to(self.group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        shown, model = self.data.feed, self.teacher.model.float()
+        fed = in_memory_format(model, self.data).feed
+        own = feed_for(fed, self.teacher.notes.get("statistics"))
+        model.to(self.group.device, memory_format=own.memory_format)  # type: ignore[call-overload]
         return teacher_from(model, self.half, own, shown)
 
     def trained(self, model: nn.Module, header: Line, reached: Line) -> Network:
@@ -73,10 +75,13 @@ class TrainingSetup:
             "processes": self.group.size,
             "made_with": {"python": platform.python_version(), "torch": torch.__version__},
         }
-        statistics = self.data.feed.statistics
-        known: Line = {} if statistics is None else {"statistics": statistics}
-        if names := _class_names(self.data):
-            known["class_names"] = names
+        data = self.data
+        about_data = {
+            "statistics": data.feed.statistics,
+            "pictures": data.pictures,
+            "class_names": data.class_names,
+        }
+        known = {key: value for key, value in about_data.items() if value}
         notes = {**self.network.notes, "legr": __version__, **known, "training": training}
         return replace(self.network, model=model.cpu(), notes=notes)
 
@@ -99,16 +104,11 @@ def training_setup(
         "settings": recorded or _as_json(settings),
         "data": data.card,
         "statistics": data.feed.statistics,
+        **({} if data.as_before else {"pictures": data.pictures}),
     }
     if task is not CLASSIFICATION:
         header["task"] = task.name
     return TrainingSetup(network, data, settings, group, header, teacher, task)
-
-
-def _class_names(data: Data) -> list[str]:
-    """Names of the classes, unless they are just numbers."""
-    numbers = tuple(map(str, range(len(data.classes))))
-    return [] if data.classes == numbers else list(data.classes)
 
 
 def _as_json(settings: Training) -> dict[str, Any]:
