@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -93,17 +94,23 @@ class Fitting:
         return self._center_crop(image)
 
     def _center_crop(self, image: Image.Image) -> Image.Image:
-        """What torchvision's Resize and CenterCrop give, for inputs of any aspect ratio."""
+        """What torchvision's Resize and CenterCrop give; it always covers the input."""
         width, height = self.size
-        least = round(width / self.crop), round(height / self.crop)
-        # The side that is short relative to the input gets its least length; the other follows.
-        if least[1] * image.width >= least[0] * image.height:
-            resized = int(least[1] * image.width / image.height), least[1]
-        else:
-            resized = least[0], int(least[0] * image.height / image.width)
+        resized = _with_short_side(image.size, round(min(self.size) / self.crop))
+        if resized[0] < width or resized[1] < height:  # the input is longer than the picture
+            scale = max(width / image.width, height / image.height) / self.crop
+            resized = _with_short_side(image.size, math.ceil(scale * min(image.size)))
         image = image.resize(resized, Image.Resampling.BILINEAR)
         left, top = round((resized[0] - width) / 2), round((resized[1] - height) / 2)
         return image.crop((left, top, left + width, top + height))
+
+
+def _with_short_side(size: tuple[int, int], short: int) -> tuple[int, int]:
+    """Width and height with the same aspect ratio and this short side, rounded as torchvision."""
+    width, height = size
+    if width <= height:
+        return short, int(short * height / width)
+    return int(short * width / height), short
 
 
 def as_array(image: Image.Image) -> np.ndarray:
