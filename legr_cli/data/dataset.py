@@ -120,8 +120,10 @@ def open_data(
     name, kind, source = find(spec, download)
     original = source.splits["train"]
     sizes = sizes_in(original)
-    chosen = (pictures or Pictures()).over(recorded(recorded_pictures))
-    chosen = chosen.over(usual(kind, original, input_shape, sizes))
+    chosen, noted = pictures or Pictures(), recorded(recorded_pictures)
+    if not isinstance(original, Listing):
+        chosen, noted = _without_files(chosen, noted, spec)
+    chosen = chosen.over(noted).over(usual(kind, original, input_shape, sizes))
     feed = _feed(input_shape, statistics or STATISTICS[kind.statistics], chosen)
     parts = {key: _part(split, feed, spec) for key, split in source.splits.items()}
     train, validation = parts["train"], parts.get("val")
@@ -148,6 +150,16 @@ def open_data(
         mixed=len(sizes) > 1,
         as_before=feed.pictures == earlier(kind, original, input_shape),
     )
+
+
+def _without_files(chosen: Pictures, noted: Pictures, spec: str) -> tuple[Pictures, Pictures]:
+    """Choices for arrays: crops of any size are taken from image files only."""
+    if chosen.random_crop == "resized":
+        raise SettingError(
+            f"--random-crop resized needs image files, and {spec} has none: pass --random-crop "
+            "padded"
+        )
+    return chosen, replace(noted, random_crop=None) if noted.random_crop == "resized" else noted
 
 
 def _feed(shape: tuple[int, ...], statistics: dict[str, Any], chosen: Pictures) -> Feed:
@@ -283,11 +295,6 @@ def _shared(pixels: np.ndarray, feed: Feed, spec: str) -> Pixels:
 
     Where the whole image is just scaled, it keeps its size here and is resized in batches.
     """
-    if feed.random_crop == "resized":
-        raise SettingError(
-            f"--random-crop resized needs image files, and {spec} has none: pass --random-crop "
-            "padded"
-        )
     if feed.shape[0] == 1:
         pixels = pixels.mean(1, keepdims=True).round().astype(np.uint8)
     (height, width), fitting = pixels.shape[2:], feed.fitting

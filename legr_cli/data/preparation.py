@@ -42,8 +42,8 @@ def recorded(note: Any) -> Pictures:
         return Pictures(**note)
     except (TypeError, SettingError) as error:
         raise DataError(
-            f"the network's file has invalid notes on pictures ({note}): write it again with this "
-            "version of legr"
+            f"the network's file has notes on pictures that this version of legr cannot read "
+            f"({note}): was it written by a newer one?"
         ) from error
 
 

@@ -277,6 +277,12 @@ def test_bad_options_are_one_line(name: str, weights: Path, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+def test_a_recorded_crop_that_arrays_do_not_allow() -> None:
+    note = {"resize": "crop", "crop": 0.875, "random_crop": "resized", "flip": True}
+    feed = open_data("digits", (3, 32, 32), seed=0, recorded_pictures=note).feed
+    assert (feed.random_crop, feed.flip, feed.crop) == ("padded", True, 0.875)
+
+
 def test_bad_arguments() -> None:
     images = torch.rand(4, 3, 32, 32), torch.arange(4) % 3
     for given in ({"resize": "pad"}, {"crop": 0.9}, {"ignore_class_names": True}):
