@@ -15,9 +15,9 @@ from legr_cli.data.feed import Feed as Feed  # also imported from here
 from legr_cli.data.feed import parse_statistics as parse_statistics
 from legr_cli.data.own import OwnPart, Rows
 from legr_cli.data.pixels import Pixels, decoded, refitted, state_of, stored
-from legr_cli.data.preparation import earlier, fits_in_memory, recorded, sizes_in, usual
+from legr_cli.data.preparation import earlier, fits_in_memory, resolved, sizes_in, usual
 from legr_cli.data.sources import Listing, Split, find
-from legr_cli.errors import DataError, SettingError
+from legr_cli.errors import DataError
 from legr_cli.settings import Pictures
 
 VALIDATION = 0.1  # fraction of the training images held out for validation
@@ -120,10 +120,8 @@ def open_data(
     name, kind, source = find(spec, download)
     original = source.splits["train"]
     sizes = sizes_in(original)
-    chosen, noted = pictures or Pictures(), recorded(recorded_pictures)
-    if not isinstance(original, Listing):
-        chosen, noted = _without_files(chosen, noted, spec)
-    chosen = chosen.over(noted).over(usual(kind, original, input_shape, sizes))
+    usually = usual(kind, original, input_shape, sizes)
+    chosen = resolved(pictures or Pictures(), recorded_pictures, usually, original, spec)
     feed = _feed(input_shape, statistics or STATISTICS[kind.statistics], chosen)
     parts = {key: _part(split, feed, spec) for key, split in source.splits.items()}
     train, validation = parts["train"], parts.get("val")
@@ -150,16 +148,6 @@ def open_data(
         mixed=len(sizes) > 1,
         as_before=feed.pictures == earlier(kind, original, input_shape),
     )
-
-
-def _without_files(chosen: Pictures, noted: Pictures, spec: str) -> tuple[Pictures, Pictures]:
-    """Choices for arrays: crops of any size are taken from image files only."""
-    if chosen.random_crop == "resized":
-        raise SettingError(
-            f"--random-crop resized needs image files, and {spec} has none: pass --random-crop "
-            "padded"
-        )
-    return chosen, replace(noted, random_crop=None) if noted.random_crop == "resized" else noted
 
 
 def _feed(shape: tuple[int, ...], statistics: dict[str, Any], chosen: Pictures) -> Feed:

@@ -1,6 +1,7 @@
 """How a dataset's pictures are prepared: by the user's choices, the network's file, or defaults."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,19 +35,6 @@ def sizes_in(split: Split) -> list[Size]:
     return list(dict.fromkeys([first, *(size for size in others if size is not None)]))
 
 
-def recorded(note: Any) -> Pictures:
-    """The choices that a network's file records; none where it records nothing."""
-    if note is None:
-        return Pictures()
-    try:
-        return Pictures(**note)
-    except (TypeError, SettingError) as error:
-        raise DataError(
-            f"the network's file has notes on pictures that this version of legr cannot read "
-            f"({note}): was it written by a newer one?"
-        ) from error
-
-
 def earlier(kind: DatasetKind, split: Split, shape: tuple[int, ...]) -> Pictures:
     """What legr did before it recorded its choices; still the default of the known datasets."""
     if not isinstance(split, Listing):
@@ -67,3 +55,30 @@ def usual(kind: DatasetKind, split: Split, shape: tuple[int, ...], sizes: list[S
     if sizes == [(shape[2], shape[1])]:
         return Pictures(crop=1.0).over(default)
     return default
+
+
+def resolved(chosen: Pictures, note: Any, usually: Pictures, split: Split, spec: str) -> Pictures:
+    """The user's choices; where they leave one open, the file's; and where that does, the usual."""
+    noted = _recorded(note)
+    if not isinstance(split, Listing):  # arrays are cropped at their own size only
+        if chosen.random_crop == "resized":
+            raise SettingError(
+                f"--random-crop resized needs image files, and {spec} has none: pass "
+                "--random-crop padded"
+            )
+        if noted.random_crop == "resized":
+            noted = replace(noted, random_crop=None)
+    return chosen.over(noted).over(usually)
+
+
+def _recorded(note: Any) -> Pictures:
+    """The choices that a network's file records; none where it records nothing."""
+    if note is None:
+        return Pictures()
+    try:
+        return Pictures(**note)
+    except (TypeError, SettingError) as error:
+        raise DataError(
+            f"the network's file has notes on pictures that this version of legr cannot read "
+            f"({note}): was it written by a newer one?"
+        ) from error
