@@ -12,6 +12,7 @@ import torch
 import torchvision
 from pictures import folders, paint
 from PIL import Image
+from torchvision.transforms import v2
 
 from legr_cli.data import pixels
 from legr_cli.data.batches import Serving, crop_and_flip, endless, in_order, shuffled
@@ -94,7 +95,7 @@ def test_large_images_are_read_as_they_are_needed(tmp_path: Path) -> None:
     images, labels = all_images(data, "test")
     assert images.shape == (6, 3, 105, 105)
     assert labels.tolist() == [0, 0, 1, 1, 2, 2]
-    resize = torchvision.transforms.v2.Resize(120)
+    resize = v2.Resize(120)
     with Image.open(tmp_path / "test" / "dog" / "001.png") as image:
         whole = np.asarray(resize(image).convert("RGB"))
     middle = torch.from_numpy(whole[8:113, 18:123].copy()).permute(2, 0, 1) / 255
