@@ -1,11 +1,13 @@
-"""What does pruning save on an ARM core? Instructions that an emulated Cortex-A57 executes.
+"""What does pruning save on an ARM core, in instructions executed by an emulated Cortex-A57?
 
-`python benchmarks/a57.py DIR [NETWORK …]`, with a DIR that scripts/a57 made, prints a table: for
-each network, alignment and FLOP target the instructions of one run by ONNX Runtime (one thread, one
-image, the least of three runs), their ratio to dense and the slope: instructions saved per FLOP
-saved. Instead of names of architectures, which are cut at random, `DENSE PRUNED.safetensors …`
-takes a checkpoint and networks that legr cut from it, and prints JSON. An emulator has neither
-caches nor a clock: these are counts, not milliseconds.
+    scripts/a57 DIR && python benchmarks/a57.py DIR [ARCH …]
+    python benchmarks/a57.py DIR DENSE PRUNED.safetensors …
+
+The first form prunes architectures with random weights and prints a table: for each network,
+alignment and FLOP target, the instructions per run in ONNX Runtime (one thread, one image, minimum
+of three runs), their ratio to dense, and the slope (instructions saved per FLOP saved). The second
+form takes a checkpoint and networks that legr pruned from it, and prints JSON. The emulator models
+neither caches nor a clock, so these are counts, not milliseconds.
 """
 
 import json
@@ -23,8 +25,8 @@ from align import uneven
 from legr_cli.channels import apply
 from legr_cli.cost import count_flops
 from legr_cli.deploy import core
-from legr_cli.deploy.bench import Point, fitted_slope
-from legr_cli.deploy.export import export
+from legr_cli.deploy.export import export_bytes
+from legr_cli.deploy.slope import Point, fitted_slope
 from legr_cli.models.network import Network, open_network
 from legr_cli.pruning import Analysis, analyze, plans
 from legr_cli.settings import Prune, parse_align
@@ -39,7 +41,7 @@ import contextlib, os, pathlib, core
 
 def mark():
     with contextlib.suppress(OSError):
-        os.close(0x7fabcdef)  # the marker of a57_count.c
+        os.close(0x7fabcdef)  # the marker that a57_count.c looks for
 
 net = core.Net("network", pathlib.Path("network.onnx").read_bytes())
 for _ in range(2):
@@ -52,15 +54,15 @@ for _ in range(3):
 
 
 def prepare(folder: Path) -> None:
-    """Put what the emulator needs into a folder: the plugin and the measuring core."""
+    """Build the plugin and copy the measuring core into a folder."""
     build = ["cc", "-O2", "-shared", "-fPIC", "-o", folder / "a57_count.so", PLUGIN]
     subprocess.run(build, check=True)
     shutil.copyfile(core.__file__, folder / "core.py")
 
 
 def instructions(python: Path, folder: Path, network: Network) -> int:
-    """Instructions of one run of a network on the emulated core: the least of three runs."""
-    export(network, folder / "network.onnx", batch=1)
+    """Instructions per run of a network on the emulated core: the minimum of three runs."""
+    (folder / "network.onnx").write_bytes(export_bytes(network)[0])
     env = {**os.environ, "QEMU": "-plugin ./a57_count.so"}
     done = subprocess.run(
         [python, "-c", GUEST], cwd=folder, env=env, stderr=subprocess.PIPE, text=True
@@ -69,58 +71,58 @@ def instructions(python: Path, folder: Path, network: Network) -> int:
     counts = [int(words[1]) for words in lines if words[:1] == ["a57_count"]]
     if done.returncode or len(counts) != 4:
         sys.exit(f"a57: the emulated core failed on {network.arch}:\n{done.stderr}")
-    return min(counts[1:])  # the first is of all that comes before the runs
+    return min(counts[1:])  # the first counts everything before the timed runs
 
 
 def pruned(analysis: Analysis, alignment: str) -> Iterator[Network]:
-    """The networks that an uneven ranking leaves at each target."""
+    """Yield the network pruned to each target with an uneven ranking."""
     targets = tuple(Target("flops", share) for share in SHARES)
     settings = Prune(targets=targets, align=parse_align(alignment), min_keep=0.1)
     for kept in plans(analysis, uneven(analysis, 0), settings):
         yield replace(analysis.network, model=apply(analysis.units, kept))
 
 
-def row(*cells: str) -> None:
+def print_row(*cells: str) -> None:
     """Print a row of the table."""
     print("|", " | ".join(cells), "|", flush=True)
 
 
-def figures(point: Point, dense: int) -> tuple[str, ...]:
-    """The cells of a network, whose `latency` is in instructions."""
+def cells(point: Point, dense: int) -> tuple[str, ...]:
+    """The cells of a network's row; `point.latency` is its ratio of instructions to dense."""
     slope = "" if point.slope is None else f"{point.slope:.2f}"
     giga = point.latency * dense / 1e9
     share = f"{point.flops * 100:.1f} %"
     return point.name, share, f"{giga:.4f}", f"{point.latency:.3f}", slope
 
 
-Cuts = Iterable[tuple[str, Iterable[Network]]]  # by alignment, the smaller networks
+Cuts = Iterable[tuple[str, Iterable[Network]]]  # alignment and the networks pruned with it
 
 
-def measure(whole: Network, cuts: Cuts, python: Path, folder: Path) -> None:
-    """Print the rows of a network: dense, then by alignment its smaller ones and their slope."""
-    name, dense = str(whole.arch), instructions(python, folder, whole)
-    most = count_flops(whole.model, whole.input_shape)
-    first = Point("dense", 1.0, 1.0)
-    row(name, *figures(first, dense))
+def measure(network: Network, cuts: Cuts, python: Path, folder: Path) -> None:
+    """Print the rows of a network: dense, then for each alignment the pruned ones and a slope."""
+    name, dense = str(network.arch), instructions(python, folder, network)
+    dense_flops = count_flops(network.model, network.input_shape)
+    baseline = Point("dense", 1.0, 1.0)
+    print_row(name, *cells(baseline, dense))
     for alignment, networks in cuts:
-        points = [first]
-        for network in networks:
-            flops = count_flops(network.model, network.input_shape) / most
-            ratio = instructions(python, folder, network) / dense
+        points = [baseline]
+        for smaller in networks:
+            flops = count_flops(smaller.model, smaller.input_shape) / dense_flops
+            ratio = instructions(python, folder, smaller) / dense
             points.append(Point(alignment, flops, ratio))
-            row(name, *figures(points[-1], dense))
-        line = fitted_slope(points)
-        row(name, alignment, "all, fitted", "", "", f"**{line[0]:.2f}**" if line else "")
+            print_row(name, *cells(points[-1], dense))
+        fit = fitted_slope(points)
+        print_row(name, alignment, "all, fitted", "", "", f"**{fit[0]:.2f}**" if fit else "")
 
 
-def at_random(name: str) -> tuple[Network, Cuts]:
-    """An architecture without weights, and what an uneven ranking leaves of it."""
+def random_network(name: str) -> tuple[Network, Cuts]:
+    """An architecture with random weights, and the networks pruned from it."""
     analysis = analyze(open_network(f"random:{name}"))
     return analysis.network, ((alignment, pruned(analysis, alignment)) for alignment in ALIGNMENTS)
 
 
 def from_files(python: Path, folder: Path, dense: str, *files: str) -> None:
-    """Print JSON of a checkpoint and of what legr cut from it, in the order of the files."""
+    """Print JSON of a checkpoint and networks pruned from it, in the order of the files."""
     arch = open_network(files[0]).arch
     rows = []
     for file in (dense, *files):
@@ -131,19 +133,19 @@ def from_files(python: Path, folder: Path, dense: str, *files: str) -> None:
     print(json.dumps({"arch": str(arch), "models": rows}, indent=2))
 
 
-def main(place: str, *names: str) -> None:
+def main(emulator: str, *names: str) -> None:
     """Measure all networks."""
-    python = Path(place).resolve() / "python"
+    python = Path(emulator).resolve() / "python"
     if not python.is_file():
-        sys.exit(f"a57: {place} has no emulated core: make one with scripts/a57 {place}")
+        sys.exit(f"a57: {emulator} does not contain an emulator: run scripts/a57 {emulator}")
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
         if names and Path(names[0]).is_file():
             return from_files(python, Path(folder), *names)
-        row("network", "alignment", "FLOPs kept", "instructions (G)", "over dense", "slope")
-        row(*["---"] * 6)
+        print_row("network", "alignment", "FLOPs kept", "instructions (G)", "over dense", "slope")
+        print_row(*["---"] * 6)
         for name in names or NETWORKS:
-            measure(*at_random(name), python, Path(folder))
+            measure(*random_network(name), python, Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,24 @@
-/* A plugin for QEMU 7.2 (user mode): counts the instructions that a guest executes between markers.
+/* A plugin for QEMU 7.2 (user mode) that counts the instructions a guest executes between markers.
 
        cc -O2 -shared -fPIC -o a57_count.so a57_count.c
        QEMU="-plugin ./a57_count.so" DIR/python program.py    # DIR made by scripts/a57
 
-   A marker is close(0x7fabcdef): no file has that number, so the call fails and does nothing else.
-   Each marker writes a line to stderr, "a57_count N": the guest thread that called it has executed
-   N instructions since its last marker, or since it began. A guest thread is a thread of QEMU's:
-   what other threads do is not in N.
+   A marker is close(0x7fabcdef): no file descriptor has that number, so the call fails and has no
+   other effect. Each marker writes a line "a57_count N" to stderr, where N is the number of
+   instructions that the calling guest thread has executed since its last marker, or since it
+   started. Each guest thread is a thread of QEMU, so other threads do not count towards N.
 
-   Debian has no qemu-plugin.h; what we use of it (API version 1) is declared here. */
+   Debian does not package qemu-plugin.h, so the part we use (API version 1) is declared here. */
 
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 
-enum { CLOSE = 57, MARKER = 0x7fabcdef }; /* the number of close() on aarch64; what it is given */
-enum { NO_REGISTERS = 0 };                /* of the guest does a callback need */
+enum { CLOSE = 57, MARKER = 0x7fabcdef }; /* syscall number of close() on aarch64; its argument */
+enum { NO_REGISTERS = 0 };                /* callbacks do not read guest registers */
 
 typedef uint64_t plugin_id;
-struct block; /* guest code up to its next jump, translated at once */
+struct block; /* translation block: guest code up to the next jump */
 
 typedef void (*on_translate)(plugin_id, struct block *);
 typedef void (*on_execute)(unsigned cpu, void *data);

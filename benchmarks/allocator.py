@@ -1,7 +1,9 @@
-"""What it saves that legr has glibc keep freed memory: steps of training with and without.
+"""How much time does keeping freed memory save? Training steps with and without `keep_memory`.
 
-`python benchmarks/allocator.py [ARCH …]`: each network is cut to 30 % of its FLOPs and trained on a
-batch of 128, in processes that take turns; the median step of three processes each.
+    python benchmarks/allocator.py [ARCH …]
+
+prunes each network to 30 % of its FLOPs and trains it with a batch size of 128 in processes that
+take turns; each figure is the median over three processes of the median step.
 """
 
 import os
@@ -21,7 +23,7 @@ STEPS = 15
 
 
 def step_ms(name: str, amp: bool) -> float:
-    """Milliseconds of a step, in this process."""
+    """Milliseconds per training step in this process."""
     torch.set_num_threads(1)
     device = choose("cpu")
     model = prune(build(Arch(name)), (3, 32, 32), flops=0.3, align="1", ranking="uniform")
@@ -29,37 +31,40 @@ def step_ms(name: str, amp: bool) -> float:
     trainer = Trainer(model, sgd(model, 0.01), half=half_precision(device) if amp else None)
     images = torch.rand(128, 3, 32, 32).to(memory_format=torch.channels_last)
     labels = torch.randint(10, (128,))
-    took = []
+    seconds = []
     for _ in range(3 + STEPS):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         trainer.step(images, labels)
-        took.append(time.perf_counter() - begun)
-    return 1000 * median(took[3:])
+        seconds.append(time.perf_counter() - start)
+    return 1000 * median(seconds[3:])  # the first three warm up
 
 
 def main(*names: str) -> None:
-    """A row for each network and precision."""
-    print(
-        "| network, 30 % FLOPs | given back, ms | kept, ms | kept / given back |\n|---|---|---|---|"
-    )
+    """Print a row for each network and precision."""
+    print("| network, 30 % FLOPs | returned, ms | kept, ms | kept / returned |\n|---|---|---|---|")
     for name in names or ("resnet20", "resnet56"):
         for amp in ("", "amp"):
-            found: dict[str, list[float]] = {"given back": [], "kept": []}
+            times: dict[str, list[float]] = {"returned": [], "kept": []}
             for _ in range(3):
-                for kind, own in found.items():
-                    line = [sys.executable, __file__, "--step", name, amp]
-                    env = {**os.environ, "LEGR_KEEP": kind}
-                    own.append(float(subprocess.check_output(line, env=env, text=True)))
-            back, kept = map(median, found.values())
-            kind = "bfloat16" if amp else "single precision"
-            print(f"| {name}, {kind} | {back:.0f} | {kept:.0f} | {kept / back:.2f} |", flush=True)
+                for memory, steps in times.items():
+                    command = [sys.executable, __file__, "--step", name, amp]
+                    env = {**os.environ, "BENCHMARK_MEMORY": memory}
+                    steps.append(float(subprocess.check_output(command, env=env, text=True)))
+            returned, kept = map(median, times.values())
+            precision = "bfloat16" if amp else "single precision"
+            print(
+                f"| {name}, {precision} | {returned:.0f} | {kept:.0f} | {kept / returned:.2f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--step"]:
-        if os.environ["LEGR_KEEP"] == "given back":
-            os.environ["GLIBC_TUNABLES"] = ""  # as if the user had set it: nothing is changed
+        if os.environ["BENCHMARK_MEMORY"] == "returned":
+            os.environ["GLIBC_TUNABLES"] = (
+                ""  # legr leaves an allocator that the user configured alone
+            )
         print(step_ms(sys.argv[2], bool(sys.argv[3])))
-        assert keep_memory() is (os.environ["LEGR_KEEP"] == "kept")
+        assert keep_memory() is (os.environ["BENCHMARK_MEMORY"] == "kept")
     else:
         main(*sys.argv[1:])

@@ -1,10 +1,11 @@
-"""What pruning saves in time on this CPU, with and without alignment, and how well that repeats.
+"""How much latency does pruning save on this CPU, and how reproducible are the measurements?
 
-    python benchmarks/latency.py [--write docs/results.md]
+    python benchmarks/latency.py [--write docs/lab/latency.md]
 
-One thread, random weights, layers cut unevenly as a learned ranking cuts them (three rankings).
-Prints Markdown: latency over dense and slope (latency saved per FLOP saved) of MobileNetV2,
-ResNet-18 and ResNet-50; ratios of two `legr bench` runs; `legr prune --latency 0.5`, timed again.
+One thread, random weights, and layers pruned unevenly, as a learned ranking prunes them (three
+rankings). Prints Markdown: latency relative to dense and slope (latency saved per FLOP saved) with
+and without alignment; the ratios of two `legr bench` runs; and `legr prune --latency 0.5`, measured
+again.
 """
 
 import argparse
@@ -20,64 +21,64 @@ from pathlib import Path
 
 from align import SHARES, timed, uneven
 
-from legr_cli.deploy.bench import Point
 from legr_cli.deploy.board import Board, here
+from legr_cli.deploy.slope import Point
 from legr_cli.models.network import open_network
 from legr_cli.pruning import analyze
 from legr_cli.settings import parse_align
 
-NETWORKS = ("mobilenet_v2", "resnet18", "resnet50")
+ARCHS = ("mobilenet_v2", "resnet18", "resnet50")
 RANKINGS = 3
 BEGIN, END = "<!-- benchmarks/latency.py -->", "<!-- end -->"
 
 
 def legr(*args: object) -> tuple[float, dict]:
-    """Seconds and JSON of a command."""
-    begun = time.perf_counter()
+    """Run a command; return its seconds and its JSON."""
+    start = time.perf_counter()
     command = [sys.executable, "-m", "legr_cli", *map(str, args), "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return time.perf_counter() - begun, json.loads(done.stdout)
+    return time.perf_counter() - start, json.loads(done.stdout)
 
 
 def cell(points: list[Point]) -> str:
-    """Medians over the rankings, and the least slope: `0.52 (0.96, least 0.95)`."""
+    """Median latency and slope over rankings, and the lowest slope: `0.52 (0.96, least 0.95)`."""
     slopes = [point.slope for point in points]
     latency = statistics.median(point.latency for point in points)
     return f"{latency:.2f} ({statistics.median(slopes):.2f}, least {min(slopes):.2f})"
 
 
 def slopes() -> Iterator[str]:
-    """A row for each network and target."""
+    """Yield a row for each network and target."""
     yield "| network, FLOPs kept | `--align auto` | `--align 1` |"
     yield "|---|---|---|"
     aligns = {"auto": parse_align("auto"), "1": parse_align("1")}
-    for name in NETWORKS:
+    for name in ARCHS:
         analysis = analyze(open_network(f"random:{name}"))
         with Board(here()) as board:
-            found = [
+            by_ranking = [
                 timed(board, analysis, uneven(analysis, i), aligns, 2.0) for i in range(RANKINGS)
             ]
         for share in SHARES:
-            cells = (cell([one[rule][share] for one in found]) for rule in aligns)
+            cells = (cell([one[rule][share] for one in by_ranking]) for rule in aligns)
             yield f"| {name}, {share:.0%} | {' | '.join(cells)} |"
 
 
 def repeats(folder: Path) -> Iterator[str]:
-    """The ratio of a pair of networks by two runs of the command."""
-    for name in NETWORKS:
+    """Yield the ratio of a pair of networks in two runs of `legr bench`."""
+    for name in ARCHS:
         path = folder / f"{name}.safetensors"
         legr("prune", f"random:{name}", "--flops", 0.5, "--out", path)
         pair = ("bench", path, "--against", f"random:{name}")
-        one, two = (legr(*pair)[1]["models"][1]["ratio"] for _ in range(2))
-        yield f"- `legr bench` twice, {name} at half of the FLOPs: {one:.3f}, {two:.3f}"
+        first, second = (legr(*pair)[1]["models"][1]["ratio"] for _ in range(2))
+        yield f"- `legr bench` twice, {name} at half of the FLOPs: {first:.3f}, {second:.3f}"
 
 
 def targets(folder: Path) -> Iterator[str]:
-    """`--latency 0.5`: seconds, and what the written network takes when it is measured again."""
-    for name in NETWORKS:
+    """Yield the seconds of `--latency 0.5`, and the latency of its network, measured again."""
+    for name in ARCHS:
         path = folder / f"{name}-fast.safetensors"
-        seconds, said = legr("prune", f"random:{name}", "--latency", 0.5, "--out", path)
-        row = said["pruned"][0]
+        seconds, output = legr("prune", f"random:{name}", "--latency", 0.5, "--out", path)
+        row = output["pruned"][0]
         again = legr("bench", path, "--against", f"random:{name}")[1]["models"][1]["ratio"]
         yield (
             f"- `legr prune random:{name} --latency 0.5` in {seconds:.0f} s: "
@@ -86,8 +87,8 @@ def targets(folder: Path) -> Iterator[str]:
         )
 
 
-def begins(folder: Path) -> Iterator[str]:
-    """How long `legr bench x.onnx` takes beside 0.25 s of warm-up and 0.1 s of measuring."""
+def startup(folder: Path) -> Iterator[str]:
+    """Yield the seconds of `legr bench x.onnx` beyond 0.25 s of warm-up and 0.1 s of measuring."""
     path = folder / "net.safetensors"
     legr("prune", "random:mobilenet_v2", "--flops", 0.5, "--onnx", "--out", path)
     bench = ("bench", path.with_suffix(".onnx"), "--seconds", 0.1)
@@ -96,7 +97,7 @@ def begins(folder: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print all of it, and put it where it belongs."""
+    """Print all results; with `--write`, also replace them in a page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", type=Path, metavar="FILE")
     args = parser.parse_args()
@@ -105,7 +106,7 @@ def main() -> None:
     lines = [f"{time.strftime('%Y-%m-%d')}, {cpu}, Python {platform.python_version()}:", ""]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for part in (slopes(), iter([""]), repeats(folder), targets(folder), begins(folder)):
+        for part in (slopes(), iter([""]), repeats(folder), targets(folder), startup(folder)):
             for line in part:
                 print(line, flush=True)
                 lines.append(line)

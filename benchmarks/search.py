@@ -1,7 +1,9 @@
-"""Which search: the best fitness after so many candidates, by first pool and by size of change.
+"""Which search settings are best? Best fitness after N candidates, by start and mutation size.
 
-`python benchmarks/search.py resnet20-cifar10.th resnet20 cifar10:DIR OUT [CANDIDATES] [SEED…]`
-(ImageNet statistics). Made of `legr learn` commands; what is in OUT is not searched again.
+    python benchmarks/search.py resnet20-cifar10.th resnet20 cifar10:DIR OUT [CANDIDATES] [SEED …]
+
+runs `legr learn` for every variant and seed; searches already finished in OUT are not repeated.
+Images are normalized with ImageNet statistics.
 """
 
 import json
@@ -9,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-WAYS = {
+VARIANTS = {
     "identity, σ 1 → 0.2": ("--start", "identity", "--sigma-end", "0.2"),
     "identity, σ 1": ("--start", "identity", "--sigma-end", "1.0"),
     "identity, σ 0.5 → 0.2": ("--start", "identity", "--sigma", "0.5", "--sigma-end", "0.2"),
@@ -19,22 +21,22 @@ FITNESS = ("--fitness", "bn", "--val-images", "1000", "--flops", "0.4", "--popul
 
 
 def main(checkpoint: str, arch: str, data: str, out: str, *numbers: str) -> None:
-    """One search for each way and seed, then the table."""
+    """Print a row for each variant and seed, as searches finish."""
     candidates, *seeds = [int(number) for number in numbers] or [80]
     marks = [n for n in (1, 10, 20, 40, 80, 160, 320) if n <= candidates]
-    print("way", "seed", *marks, "tried", sep=" | ")
+    print("variant", "seed", *marks, "evaluated", sep=" | ")
     for seed in seeds or [0, 1, 2]:
-        for number, (way, options) in enumerate(WAYS.items()):
+        for number, (variant, options) in enumerate(VARIANTS.items()):
             ranking = Path(out, f"{arch}-{number}-{seed}.json")
             command = ["legr", "learn", checkpoint, "--arch", arch, "--data", data, "--resume"]
             command += ["--normalize", "imagenet", *FITNESS, *options, "--sample", "8"]
             command += ["--candidates", str(candidates), "--seed", str(seed), "--out", str(ranking)]
             subprocess.run(command, check=True, capture_output=True)
             lines = ranking.with_suffix(".history.jsonl").read_text().splitlines()[1:]
-            found = [json.loads(line) for line in lines]
-            best = [max(line["accuracy"] for line in found[:mark]) for mark in marks]
-            tried = sum(not line["cached"] for line in found)
-            print(way, seed, *(f"{x:.1%}" for x in best), tried, sep=" | ", flush=True)
+            candidates_run = [json.loads(line) for line in lines]
+            best = [max(line["accuracy"] for line in candidates_run[:mark]) for mark in marks]
+            evaluated = sum(not line["cached"] for line in candidates_run)
+            print(variant, seed, *(f"{x:.1%}" for x in best), evaluated, sep=" | ", flush=True)
 
 
 if __name__ == "__main__":

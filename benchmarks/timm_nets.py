@@ -1,8 +1,10 @@
-"""Many architectures of timm: does each prune, and is the pruned network right?
+"""Which timm architectures can be pruned, and are the pruned networks correct?
 
-`python benchmarks/timm_nets.py [NAME …]` cuts each at random, compares it in double precision with
-the dense network (its own code, not the trace) in which the weights that read removed channels are
-zero, and compares FLOPs with fvcore's count.
+    python benchmarks/timm_nets.py [NAME …]
+
+prunes each at random. In double precision, it compares the pruned network with the dense one (its
+own code, not the trace) in which the weights that read removed channels are zero, and the FLOPs of
+the cost model with fvcore's count.
 """
 
 import copy
@@ -35,8 +37,8 @@ NAMES = (
 )
 
 
-def lively(model: nn.Module) -> nn.Module:
-    """Random norms, so that a channel wired wrongly shows."""
+def with_random_norms(model: nn.Module) -> nn.Module:
+    """Randomize norms, so that a wrongly wired channel changes the output."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -47,21 +49,21 @@ def lively(model: nn.Module) -> nn.Module:
     return model.double().eval()
 
 
-def deaf(model: nn.Module, units: Units, kept: np.ndarray) -> nn.Module:
-    """The dense network with zeros in the weights that read removed channels."""
+def silenced(model: nn.Module, units: Units, kept: np.ndarray) -> nn.Module:
+    """Copy the dense network with zeros in the weights that read removed channels."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for name, layer in units.flow.layers.items():
             if layer.axes.into is not None:
-                gone = torch.from_numpy(~units.keeps(kept, layer.into))
-                model.get_submodule(name).weight.movedim(layer.axes.into, 0)[gone] = 0
+                removed = torch.from_numpy(~units.keeps(kept, layer.into))
+                model.get_submodule(name).weight.movedim(layer.axes.into, 0)[removed] = 0
     return model
 
 
 def verdict(name: str) -> str:
-    """One line on a network."""
+    """Prune a network and describe the result in one line."""
     torch.manual_seed(0)
-    model = lively(timm.create_model(name, num_classes=11))
+    model = with_random_norms(timm.create_model(name, num_classes=11))
     shape = (3, 128, 128)
     units = couple(model, shape)
     cost = price(units)
@@ -69,14 +71,14 @@ def verdict(name: str) -> str:
     smaller = apply(units, kept)
     images = torch.rand(2, *shape).double()
     with torch.no_grad():
-        expected, found = deaf(model, units, kept)(images), smaller(images)
-    difference = float((expected - found).abs().max() / expected.abs().max())
+        expected, actual = silenced(model, units, kept)(images), smaller(images)
+    difference = float((expected - actual).abs().max() / expected.abs().max())
     exact = count_flops(smaller, shape) == cost.total(cost.flops, cost.counts(kept))
     filters = sum(len(layer.out) for layer in units.flow.layers.values())
     free = sum(int((units.unit_of(layer.out) >= 0).sum()) for layer in units.flow.layers.values())
-    word = "right" if difference < 1e-6 and exact else "WRONG"
+    result = "correct" if difference < 1e-6 and exact else "WRONG"
     return (
-        f"{word}, {free / filters:.0%} of {filters} filters prunable, difference {difference:.0e}"
+        f"{result}, {free / filters:.0%} of {filters} filters prunable, difference {difference:.0e}"
     )
 
 

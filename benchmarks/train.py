@@ -1,8 +1,8 @@
-"""Images a second: legr's training beside a bare loop on one batch, and pruned beside dense.
+"""How fast is legr's training? Images per second against a bare loop, and pruned against dense.
 
     python benchmarks/train.py resnet56-cifar10.th --data cifar10:DIR [--align auto --ranking FILE]
 
-The loops take turns, a few steps each, so that a ratio holds on a noisy machine.
+The loops take turns of a few steps, so that their ratios hold on a noisy machine.
 """
 
 import argparse
@@ -25,8 +25,10 @@ from legr_cli.training.recipes import settings_of
 from legr_cli.training.run import Run
 
 
-def bare(model: nn.Module, device: torch.device, batch: int, steps: int) -> Callable[[], float]:
-    """Images a second of forward, backward and step on one batch that is always the same."""
+def bare_loop(
+    model: nn.Module, device: torch.device, batch: int, steps: int
+) -> Callable[[], float]:
+    """Return a function that trains on a single fixed batch and returns images per second."""
     model = model.train().requires_grad_(True).to(device, memory_format=torch.channels_last)
     options = {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
     optimizer = torch.optim.SGD(model.parameters(), 0.01, **options)
@@ -35,27 +37,29 @@ def bare(model: nn.Module, device: torch.device, batch: int, steps: int) -> Call
     labels = torch.randint(10, (batch,), device=device)
 
     def run() -> float:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        return steps * batch / (time.perf_counter() - begun)
+        return steps * batch / (time.perf_counter() - start)
 
     return run
 
 
-def ours(model: nn.Module, data: Data, device: torch.device, rounds: int) -> Callable[[], float]:
-    """Images a second of an epoch of legr's, with data, rate and tally."""
+def legr_epoch(
+    model: nn.Module, data: Data, device: torch.device, rounds: int
+) -> Callable[[], float]:
+    """Return a function that runs one epoch of legr's training and returns images per second."""
     settings = settings_of("cifar", epochs=rounds + 1)
     run = Run(model, data, settings, ProcessGroup(device))
-    return lambda: run.advance(lambda _: None)["images_per_second"]
+    return lambda: run.train_epoch(lambda _: None)["images_per_second"]
 
 
 def main() -> None:
-    """Print the table."""
+    """Print images per second of each loop, and their ratios."""
     parser = argparse.ArgumentParser()
     parser.add_argument("checkpoint")
     parser.add_argument("--data", required=True)
@@ -71,28 +75,30 @@ def main() -> None:
     network = open_network(args.checkpoint, args.arch)
     cut = {"flops": args.flops, "align": args.align, "ranking": args.ranking}
     smaller = legr_cli.prune(network.model, network.input_shape, **cut)
-    whole = open_data(args.data, network.input_shape, seed=0)
+    images = open_data(args.data, network.input_shape, seed=0)
     rows = np.arange(args.steps * 128)
-    data = replace(whole, train=whole.train.pick(rows), validation=whole.validation.pick(rows[:8]))
-    again = open_network(args.checkpoint, args.arch).model
-    small_again = legr_cli.prune(again, network.input_shape, **cut)
+    data = replace(
+        images, train=images.train.pick(rows), validation=images.validation.pick(rows[:8])
+    )
+    dense_copy = open_network(args.checkpoint, args.arch).model
+    smaller_copy = legr_cli.prune(dense_copy, network.input_shape, **cut)
     loops = {
-        "dense, bare loop": bare(again, device, 128, args.steps),
-        "dense, legr": ours(network.model, data, device, args.rounds),
-        "pruned, bare loop": bare(small_again, device, 128, args.steps),
-        "pruned, legr": ours(smaller, data, device, args.rounds),
+        "dense, bare loop": bare_loop(dense_copy, device, 128, args.steps),
+        "dense, legr": legr_epoch(network.model, data, device, args.rounds),
+        "pruned, bare loop": bare_loop(smaller_copy, device, 128, args.steps),
+        "pruned, legr": legr_epoch(smaller, data, device, args.rounds),
     }
-    found: dict[str, list[float]] = {name: [] for name in loops}
+    measured: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(args.rounds + 1):
         for name, loop in loops.items():
-            found[name].append(loop())
-    found = {name: speeds[1:] for name, speeds in found.items()}  # the first warms up
+            measured[name].append(loop())
+    speeds = {name: rounds[1:] for name, rounds in measured.items()}  # the first round warms up
     print(f"{args.arch} on {device}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    for name, speeds in found.items():
-        print(f"{name:20} {statistics.median(speeds):8.1f} images/s")
+    for name, rounds in speeds.items():
+        print(f"{name:20} {statistics.median(rounds):8.1f} images/s")
 
     def ratio(a: str, b: str) -> float:
-        return statistics.median(x / y for x, y in zip(found[a], found[b], strict=True))
+        return statistics.median(x / y for x, y in zip(speeds[a], speeds[b], strict=True))
 
     print(f"legr / bare, dense   {ratio('dense, legr', 'dense, bare loop'):.3f}")
     print(f"legr / bare, pruned  {ratio('pruned, legr', 'pruned, bare loop'):.3f}")

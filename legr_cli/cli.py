@@ -22,11 +22,13 @@ from legr_cli.commands.finetune import finetune
 from legr_cli.commands.inspect import inspect
 from legr_cli.commands.invocation import ARGUMENTS
 from legr_cli.commands.learn import learn
+from legr_cli.commands.options import show_and_exit
 from legr_cli.commands.prune import prune
 from legr_cli.commands.report import report
 from legr_cli.errors import LegrError
 from legr_cli.version import __version__
 
+# What an incomplete installation may lack; any other missing module is a bug of ours.
 PACKAGES = (
     "torch",
     "torchvision",
@@ -40,17 +42,17 @@ PACKAGES = (
 
 
 class _Command(TyperCommand):
-    """A command whose help shows no type for flags."""
+    """A command whose help shows types only where they say something."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_flag_types(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
 
 class _Group(TyperGroup):
-    """The one place where an error becomes a single line and an exit code."""
+    """All commands, and the one place where an error becomes a single line and an exit code."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_flag_types(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
     def make_context(self, info_name: Any, args: list[str], *rest: Any, **extra: Any) -> Any:
         ARGUMENTS.set(tuple(args))
@@ -76,11 +78,13 @@ class _Group(TyperGroup):
             raise typer.Exit(130) from None
 
 
-def _without_flag_types(params: list[Any]) -> list[Any]:
-    """The same parameters, with `<bool>` hidden for flags."""
+def _without_types(params: list[Any]) -> list[Any]:
+    """The same parameters, without `<bool>` for flags and `<str>` beside an argument's name."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
+        elif param.param_type_name == "argument":
+            param.display_type_rich = lambda *_, **__: None
     return params
 
 
@@ -102,20 +106,17 @@ for command in COMMANDS:
     app.command(cls=_Command, help=help_text(command))(command)
 
 
-def _print_version(requested: bool) -> None:
-    """Print the version and exit."""
-    if requested:
-        typer.echo(f"legr {__version__}")
-        raise typer.Exit
+def _print_version() -> None:
+    """Print the version."""
+    typer.echo(f"legr {__version__}")
 
 
-@app.callback()
 def legr(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 (handled by its callback)
         bool,
         typer.Option(
             "--version",
-            callback=_print_version,
+            callback=show_and_exit(_print_version),
             is_eager=True,
             help="Show the version and exit.",
         ),
@@ -134,6 +135,12 @@ def legr(
     Results go to stdout; progress and notes go to stderr. Exit codes: 0 on success, 1 on an error
     (reported in one line), 2 on invalid usage, 130 when interrupted with Ctrl-C.
     """
+    from legr_cli.commands.output import show_logged_notes
+
+    show_logged_notes()
+
+
+app.callback(help=help_text(legr))(legr)
 
 
 def main() -> None:

@@ -13,27 +13,33 @@ import numpy as np
 import torch
 from torch import nn
 
-from legr_cli.channels.id_tensors import tensors
-from legr_cli.channels.trace import evaluating
+from legr_cli.channels.inputs import Call, Shapes, Source
+from legr_cli.channels.structures import tensors
+from legr_cli.channels.switches import evaluating
 from legr_cli.channels.units import Kept, Units
 from legr_cli.errors import ModelError, first_line
 
 
-def count_flops(model: nn.Module, input_shape: tuple[int, ...]) -> int:
+def count_flops(model: nn.Module, input_shape: Shapes, module: str = "") -> int:
     """Count the FLOPs of one image with fvcore: one fused multiply-add is one FLOP.
 
-    `input_shape` is the size of one image. Raises ModelError if fvcore cannot run the network.
+    `input_shape` is the size of one image, or that of each input by name; `module` names the part
+    of the network to count. Raises ModelError if fvcore cannot run the network.
     """
+    source = Source(model, input_shape, module)
+    return _count_call(source.part, source.call(batch=1))
+
+
+def _count_call(model: nn.Module, call: Call) -> int:
+    """Count the FLOPs of a call."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from fvcore.nn import FlopCountAnalysis
 
-    tensor = next(model.parameters())
-    images = torch.zeros(1, *input_shape, dtype=tensor.dtype, device=tensor.device)
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
     with evaluating(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        analysis = FlopCountAnalysis(_TensorsOnly(model), images)
+        analysis = FlopCountAnalysis(_TensorsOnly(model, call), tuple(call.tensors))
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
         analysis.set_op_handle("aten::_convolution_mode", _same_padding_flops)
         try:
@@ -51,15 +57,15 @@ def _same_padding_flops(inputs: list[Any], outputs: list[Any]) -> int:
 
 
 class _TensorsOnly(nn.Module):
-    """Wraps a network to return a tuple of tensors, which is all that fvcore can trace."""
+    """Wraps a network to take and return tensors only, which is all that fvcore can trace."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, call: Call) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.call = model, call
 
-    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the tensors in the network's output."""
-        return tuple(tensors(self.model(images)))
+        return tuple(tensors(self.call.with_tensors(list(inputs)).run(self.model)))
 
 
 def count_params(model: nn.Module) -> int:
@@ -151,7 +157,7 @@ def price(units: Units) -> Cost:
     group_of, sizes, per_unit, always = axes.grouped()
     dense = per_unit @ sizes + always
     model = units.flow.traced
-    totals = (count_flops(model, units.input_shape), count_params(model))
+    totals = (_count_call(model, units.source.call(batch=1)), count_params(model))
     both = []
     for name, total in zip(("flops", "params"), totals, strict=True):
         coefficients = np.array([float(getattr(term, name)) for term in units.flow.terms])

@@ -56,6 +56,20 @@ def staged() -> Iterator[Staged]:
             folder.rmdir()
 
 
+@contextlib.contextmanager
+def out_or_temporary(
+    out: str | os.PathLike[str] | None, name: str, resume: bool, force: bool
+) -> Iterator[Path]:
+    """Yield `out` or, if it is None, a temporary file called `name` that is deleted on exit."""
+    if out is not None:
+        yield Path(out)
+        return
+    if resume or force:
+        raise OutputError("resume and force need out: the file to resume or overwrite")
+    with tempfile.TemporaryDirectory(prefix="legr-") as folder:
+        yield Path(folder, name)
+
+
 def require_folder(out: Path, option: str = "--out") -> None:
     """Raise before any work is done if the folder for a result is missing or read-only."""
     if not out.parent.is_dir():
@@ -75,14 +89,19 @@ def check_folder(out: Path, mark: str) -> None:
         raise OutputError(f"--out {out} contains other files: choose a new folder")
 
 
+def check_resume(resume: bool, force: bool) -> None:
+    """Raise if a run is asked to resume and to start over."""
+    if resume and force:
+        raise SettingError("--resume and --force cannot be combined: resume, or start over")
+
+
 def check_out(out: Path, suffix: str, beside: dict[str, Path], resume: bool, force: bool) -> None:
     """Raise if existing files prevent a resumable run from starting.
 
     `beside` maps a description ("a network") to each file that the run leaves; the last one is the
     journal that `--resume` continues.
     """
-    if resume and force:
-        raise SettingError("--resume and --force exclude each other: resume, or start over")
+    check_resume(resume, force)
     if out.suffix != suffix or len(os.fsencode(out.name)) > 200 or out.is_dir():
         raise OutputError(f"--out {out}: name a file that ends in {suffix} (200 bytes at most)")
     require_folder(out)

@@ -108,7 +108,7 @@ def journal(
         try:
             yield book
         except LegrError:
-            if not book.lines:
+            if stored is None and not book.lines:
                 path.unlink()  # nothing was recorded: leave no empty journal behind
             raise
 

@@ -17,7 +17,7 @@ RESOLUTION = 0.004  # stop when the interval of FLOPs shares is smaller than thi
 
 @dataclass(frozen=True)
 class Timing:
-    """Latency of one image, measured in alternation with the dense network."""
+    """Latency of one image, measured in turns with the dense network."""
 
     ms: float
     ratio: float  # of `ms` to `dense_ms`, as the median over rounds

@@ -1,15 +1,16 @@
-"""What a long-running function reports while it works, to whoever passed `progress`.
+"""Progress events that long-running functions pass to their `progress` callback.
 
 Every event has a readable `str`, so `progress=print` is enough to follow a run.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Status:
-    """What is being done right now, such as "loading the network"."""
+    """The current step, such as "loading the network"; replaces the previous one."""
 
     text: str
 
@@ -19,7 +20,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Message:
-    """Something to keep on the screen, such as a likely mistake."""
+    """A line to keep on the screen, such as a warning about a likely mistake."""
 
     text: str
 
@@ -29,14 +30,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come."""
+    """How much of a run is done."""
 
-    done: int  # of `total` pieces of work
+    done: int  # of `total`
     total: int
     title: str  # "candidate 31/400"
     facts: tuple[str, ...] = ()  # "best 83.90% (#31)", "latest 81.00%"
-    milestone: bool = False  # worth a line even where lines are few
-    resumed: int = 0  # of `done`, completed by an earlier run
+    milestone: bool = False  # to be shown even where output is kept short
+    resumed: int = 0  # number of `done` that an earlier run completed
 
     def __str__(self) -> str:
         return "  ".join([self.title, " · ".join(self.facts)]) if self.facts else self.title
@@ -47,4 +48,20 @@ Report = Callable[[Event], None]
 
 
 def silent(_event: Event) -> None:
-    """Report nothing: what functions do by default."""
+    """Ignore events; the default progress callback."""
+
+
+@contextlib.contextmanager
+def interruptible(done: Callable[[], str]) -> Iterator[None]:
+    """Make Ctrl-C say how much is done, such as `"3 of 10 epochs"`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted after {done()}") from None
+
+
+def resume_text(done: int, total: int, unit: str) -> str:
+    """What a resumed run starts from: `resuming after 3 of 10 epochs`."""
+    if not done:
+        return "nothing to resume: starting from the beginning"
+    return f"resuming after {done} of {total} {unit}"

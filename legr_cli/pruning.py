@@ -41,7 +41,7 @@ ROUNDING = 1e-4  # relative difference to the masked dense network that float32 
 
 @dataclass(frozen=True)
 class Analysis:
-    """A network taken apart once, for all targets."""
+    """The units, cost and filters of a network, computed once for all targets."""
 
     network: Network
     units: Units
@@ -77,7 +77,7 @@ def analyze(network: Network) -> Analysis:
 def resolve_ranking(
     analysis: Analysis, ranking: "Ranking | str | os.PathLike[str] | None"
 ) -> Ranking:
-    """A ranking as it is, from a file, `"uniform"`, or α = 1, κ = 0 for None."""
+    """The given ranking, that of a file, uniform pruning for `"uniform"`, plain norms for None."""
     if isinstance(ranking, Ranking):
         check_ranking(ranking, analysis.filters)
         return ranking
@@ -91,7 +91,7 @@ def resolve_ranking(
 
 
 def _scores(analysis: Analysis, ranking: Ranking) -> np.ndarray:
-    """By unit, what the cut sorts by."""
+    """The score of each unit, which the cut sorts by."""
     filters = analysis.filters
     if ranking.metric != filters.metric:
         filters = collect_filters(analysis.units, ranking.metric)
@@ -102,7 +102,7 @@ def _scores(analysis: Analysis, ranking: Ranking) -> np.ndarray:
 def plans(
     analysis: Analysis, ranking: Ranking, settings: Prune, clock: Clock | None = None
 ) -> list[Kept]:
-    """The units to keep for each target; all plans are made before anything is cut.
+    """Choose the units to keep for each target, before anything is pruned.
 
     `clock` times a plan, for latency targets.
     """
@@ -132,7 +132,7 @@ def lowest_share(analysis: Analysis, align: Align, min_keep: float = 0.1) -> flo
 
 
 def _check_width(analysis: Analysis, align: Align) -> None:
-    """Refuse an alignment wider than every layer: it would leave nothing to prune."""
+    """Raise if the alignment is wider than every layer, so that nothing could be pruned."""
     widest = int((analysis.cost.channels * analysis.cost.sizes).max())
     if align.block > widest and not align.narrow:
         raise SettingError(
@@ -194,7 +194,7 @@ def _apply_plan(
 
 
 def _checked(units: Units, kept: Kept, smaller: nn.Module, target: Target) -> float:
-    """The difference to the masked dense network, or an error if rounding does not explain it."""
+    """Return the difference from the masked dense network; raise if it is more than rounding."""
     difference = disagreement(units, kept, smaller)
     if difference <= ROUNDING:
         return difference
@@ -208,7 +208,7 @@ def _checked(units: Units, kept: Kept, smaller: nn.Module, target: Target) -> fl
 
 
 def _widths(units: Units, kept: Kept) -> dict[str, tuple[int, int]]:
-    """By layer, channels kept and channels before."""
+    """For each layer, the number of channels kept and before."""
     return {
         name: (int(np.count_nonzero(units.keeps(kept, layer.out))), len(layer.out))
         for name, layer in units.flow.layers.items()
@@ -239,7 +239,7 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class NetworkSummary:
-    """What can be pruned in a network, and what it costs."""
+    """The prunable units and the cost of a network."""
 
     arch: str
     input_shape: tuple[int, ...]
@@ -277,7 +277,7 @@ def inspect(model: nn.Module, input_shape: Sequence[int] | None = None) -> Netwo
 
 
 def summarize(analysis: Analysis) -> NetworkSummary:
-    """What `inspect` shows of a network."""
+    """Summarize an analysis, as `inspect` returns it."""
     units, cost = analysis.units, analysis.cost
     flops = cost.flops_by_layer(cost.sizes)
     pins = tuple(PinnedChannels(pin.layer, pin.channels, pin.reason) for pin in units.pins)
@@ -343,7 +343,7 @@ def prune(
         A new module in evaluation mode, with a card that `save` and `finetune` use.
 
     Raises:
-        BudgetError: The target is out of reach.
+        BudgetError: The target cannot be reached.
         ModelError: The network cannot be traced, or does not run on such images.
         RankingError: The ranking belongs to another network.
         SettingError: An argument is out of range.

@@ -1,7 +1,7 @@
-"""The ranking: (α, κ) for each layer, the importance that follows from it, and ranking.json.
+"""Rankings: α and κ for each layer, the importance of units, and ranking.json.
 
-Methods of the prior art that score every filter separately have a list of scores in their rows
-instead; such a ranking is read, cut and written like any other.
+Methods that score every filter separately store a list of scores per row instead. Such rankings are
+read, used and written like any other.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ def _squared_norm(weight: Tensor) -> Tensor:
 
 # Importance metrics: weights of a layer, one filter per row → one number per filter.
 METRICS: dict[str, Callable[[Tensor], Tensor]] = {"squared-norm": _squared_norm}
-DEFAULT_METRIC = "squared-norm"  # the paper's, and that of rankings that do not name theirs
+DEFAULT_METRIC = "squared-norm"  # the paper's; also for ranking files without a metric
 
 
 @dataclass(frozen=True)
 class Row:
-    """A layer's scale α and shift κ; or a score for each of its filters, used instead."""
+    """A layer's scale α and shift κ, or a score for each of its filters."""
 
     name: str
     filters: int
@@ -42,51 +42,53 @@ class Row:
     scores: tuple[float, ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """As ranking.json has it."""
-        own = ("alpha", "kappa") if self.scores is None else ("scores",)
-        return {key: getattr(self, key) for key in ("name", "filters", *own)}
+        """The object that ranking.json stores."""
+        values = ("alpha", "kappa") if self.scores is None else ("scores",)
+        return {key: getattr(self, key) for key in ("name", "filters", *values)}
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """One row for each layer that has filters to rank, and how it was made."""
+    """One row for each layer with filters that can be removed, and notes on its origin."""
 
     rows: tuple[Row, ...]
-    method: str = "legr"  # "norm": α = 1, κ = 0; "uniform": the same share of every group; …
+    method: str = "legr"  # or "norm" (α = 1, κ = 0), "uniform" (the same share of every group), …
     notes: dict[str, Any] = field(default_factory=dict)
-    metric: str = DEFAULT_METRIC  # a key of METRICS: what α and κ scale and shift
+    metric: str = DEFAULT_METRIC  # key of the metric in METRICS that α scales and κ shifts
 
 
 @dataclass(frozen=True)
 class Filters:
-    """The filters that can be ranked: layer, unit and importance metric of each."""
+    """The filters that can be removed: layer, unit and importance metric of each."""
 
     names: tuple[str, ...]
     layer: np.ndarray
     unit: np.ndarray
-    value: np.ndarray  # of the metric
+    value: np.ndarray  # of the importance metric
     units: int
     metric: str = DEFAULT_METRIC
 
 
 def collect_filters(units: Units, metric: str = DEFAULT_METRIC) -> Filters:
-    """The importance metric of every filter that belongs to a unit."""
+    """Compute the importance metric of every filter that belongs to a unit."""
     measure = METRICS[metric]
     names: list[str] = []
     layer, unit, value = [], [], []
-    for found in units.flow.layers.values():
-        of = units.unit_of(found.out)
-        free = of >= 0
-        if not free.any():
+    for module in units.flow.layers.values():
+        unit_of = units.unit_of(module.out)
+        removable = unit_of >= 0
+        if not removable.any():
             continue
-        weight = found.weight.detach().movedim(found.axes.out or 0, 0).flatten(1)
+        weight = module.weight.detach().movedim(module.axes.out or 0, 0).flatten(1)
         values = measure(weight.double()).cpu().numpy()
         if not np.isfinite(values).all():
-            raise CheckpointError(f"layer '{found.name}' has weights that are not finite")
-        layer.append(np.full(int(free.sum()), len(names)))
-        names.append(found.name)
-        unit.append(of[free])
-        value.append(values[free])
+            raise CheckpointError(
+                f"layer '{module.name}' has NaN or infinite weights: use another checkpoint"
+            )
+        layer.append(np.full(int(removable.sum()), len(names)))
+        names.append(module.name)
+        unit.append(unit_of[removable])
+        value.append(values[removable])
     return Filters(
         tuple(names),
         np.concatenate(layer),
@@ -98,7 +100,7 @@ def collect_filters(units: Units, metric: str = DEFAULT_METRIC) -> Filters:
 
 
 def identity(filters: Filters) -> Ranking:
-    """α = 1, κ = 0: plain squared norms, nothing learned."""
+    """The ranking by the plain metric: α = 1, κ = 0."""
     counts = np.bincount(filters.layer, minlength=len(filters.names))
     rows = tuple(Row(n, int(c)) for n, c in zip(filters.names, counts, strict=True))
     return Ranking(rows, method="norm")
@@ -113,52 +115,54 @@ def affine(filters: Filters, genes: dict[str, np.ndarray]) -> Ranking:
 
 
 def scored(filters: Filters, scores: np.ndarray, method: str) -> Ranking:
-    """A ranking by a score per unit, which all of its filters share."""
-    each = scores[filters.unit]
+    """A ranking by scores of units; every filter gets the score of its unit."""
+    by_filter = scores[filters.unit]
     rows = (
-        replace(row, scores=tuple(each[filters.layer == i].tolist()))
+        replace(row, scores=tuple(by_filter[filters.layer == i].tolist()))
         for i, row in enumerate(identity(filters).rows)
     )
     return Ranking(tuple(rows), method)
 
 
 def spread(filters: Filters) -> np.ndarray:
-    """By layer, the standard deviation of its filters' importance metric."""
+    """Standard deviation of the importance metric in each layer."""
     return np.array([filters.value[filters.layer == i].std() for i in range(len(filters.names))])
 
 
-ALIKE = 1e-3  # filters whose values differ by less count as equal
-LEVEL = (0.2, 0.6)  # shares of the units removed at about 70 % and 20 % of the FLOPs
+MIN_SPREAD = 1e-3  # smaller spreads count as zero
+QUANTILES = (0.2, 0.6)  # shares of the units removed at about 70 % and 20 % of the FLOPs
 
 
 def level(filters: Filters, group_of: np.ndarray) -> dict[str, np.ndarray]:
     """α and κ that remove about the same share of every group of units, like uniform pruning.
 
     They align two quantiles of all groups, by least squares where groups share layers. Standard
-    deviations would not do: a single large filter would make all others look equal.
+    deviations would not be robust: one large filter would make all others look equal.
     """
     count = np.bincount(group_of)
-    wide = spread(filters)
-    wide = np.where(wide > ALIKE, wide, 1.0)
+    deviation = spread(filters)
+    deviation = np.where(deviation > MIN_SPREAD, deviation, 1.0)
     groups = group_of[filters.unit]
 
-    def ends(alpha: np.ndarray) -> np.ndarray:
+    def quantiles(alpha: np.ndarray) -> np.ndarray:
         sums = np.bincount(
             filters.unit, alpha[filters.layer] * filters.value, minlength=filters.units
         )
-        return np.array([np.quantile(sums[group_of == g], LEVEL) for g in range(len(count))])
+        return np.array([np.quantile(sums[group_of == g], QUANTILES) for g in range(len(count))])
 
-    reach = np.ptp(ends(1 / wide), axis=1)
-    reach = np.where(reach > ALIKE, reach, 1.0)
-    alpha = np.bincount(filters.layer) / np.bincount(filters.layer, reach[groups]) / wide
-    layers = np.zeros((len(count), len(wide)))  # by group, how many filters of a layer a unit has
+    # α: the distance between both quantiles becomes one, on average over the groups of a layer.
+    distance = np.ptp(quantiles(1 / deviation), axis=1)
+    distance = np.where(distance > MIN_SPREAD, distance, 1.0)
+    alpha = np.bincount(filters.layer) / np.bincount(filters.layer, distance[groups]) / deviation
+    # κ: the mean of both quantiles becomes zero; `layers` counts a unit's filters by layer.
+    layers = np.zeros((len(count), len(deviation)))
     np.add.at(layers, (groups, filters.layer), 1 / count[groups])
-    kappa, *_ = np.linalg.lstsq(layers, -ends(alpha).mean(axis=1), rcond=None)
+    kappa, *_ = np.linalg.lstsq(layers, -quantiles(alpha).mean(axis=1), rcond=None)
     return {"alpha": alpha, "kappa": kappa}
 
 
 def importance(filters: Filters, ranking: Ranking) -> np.ndarray:
-    """By unit: Σ over its filters of α·‖Θᵢ‖₂² + κ (paper, eq. 1), or its best score."""
+    """Importance of each unit: Σ over its filters of α·‖Θᵢ‖₂² + κ (paper, eq. 1), or its score."""
     if any(row.scores is not None for row in ranking.rows):
         best = np.full(filters.units, -np.inf)
         np.maximum.at(
@@ -172,32 +176,33 @@ def importance(filters: Filters, ranking: Ranking) -> np.ndarray:
 
 
 def write_ranking(ranking: Ranking, temporary: Path) -> None:
-    """Write ranking.json to a file that takes its place when complete."""
+    """Write ranking.json to a temporary file, which replaces it when complete."""
     layers = [row.as_json() for row in ranking.rows]
-    about = {
+    header = {
         "format": FORMAT,
         "version": VERSION,
         "method": ranking.method,
         "metric": ranking.metric,
     }
-    data = {**about, **ranking.notes, "layers": layers}
+    data = {**header, **ranking.notes, "layers": layers}
     temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_ranking(path: Path, filters: Filters) -> Ranking:
-    """Read ranking.json strictly: it must have exactly this network's layers, in finite numbers."""
+    """Read a ranking.json; raise RankingError unless it has valid rows for exactly these layers."""
     try:
         raw = path.read_bytes()
         data = json.loads(raw)
     except FileNotFoundError:
-        raise RankingError(f"{path} does not exist: --ranking is a ranking.json") from None
+        raise RankingError(f"{path} does not exist: pass a ranking.json") from None
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise RankingError(f"{path} is not readable JSON: {first_line(error)}") from error
+        raise RankingError(f"{path} is not valid JSON: {first_line(error)}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise RankingError(f'{path} is not a ranking: it has no "format": "{FORMAT}"')
     if data.get("version") != VERSION:
         raise RankingError(
-            f"{path} is a ranking of version {data.get('version')!r}; this legr reads {VERSION}"
+            f"{path} has version {data.get('version')!r} of the ranking format; this version of "
+            f"legr reads {VERSION}"
         )
     if not isinstance(data.get("layers"), list):
         raise RankingError(f'{path} has no list of "layers"')
@@ -211,7 +216,10 @@ def read_ranking(path: Path, filters: Filters) -> Ranking:
         raise RankingError(f"{path}: some rows have scores, others alpha and kappa")
     metric = data.get("metric", DEFAULT_METRIC)
     if metric not in METRICS:
-        raise RankingError(f"{path} ranks by {metric!r}; this legr knows {', '.join(METRICS)}")
+        raise RankingError(
+            f"{path} uses the unknown metric {metric!r}; this version of legr has "
+            f"{', '.join(METRICS)}"
+        )
     notes = {key: value for key, value in data.items() if key not in ("layers", "metric")}
     notes["file_sha256"] = hashlib.sha256(raw).hexdigest()
     matched = _matched(path, rows, identity(filters), notes.get("arch"))
@@ -219,14 +227,14 @@ def read_ranking(path: Path, filters: Filters) -> Ranking:
 
 
 def _row(path: Path, entry: Any) -> Row:
-    """One entry of "layers", checked."""
+    """Parse and check one entry of "layers"."""
     try:
         name, count, scores = entry["name"], entry["filters"], entry.get("scores")
         numbers = [entry["alpha"], entry["kappa"]] if scores is None else list(scores)
     except (TypeError, KeyError, AttributeError):
         raise RankingError(f"{path}: a row needs name, filters, alpha and kappa: {entry}") from None
-    plain = all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers)
-    if not isinstance(name, str) or not isinstance(count, int) or not plain:
+    are_numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers)
+    if not isinstance(name, str) or not isinstance(count, int) or not are_numbers:
         raise RankingError(f"{path}: a row has values of the wrong type: {entry}")
     if not all(abs(x) <= LARGEST for x in numbers):
         what = "alpha or kappa" if scores is None else "a score"
@@ -241,17 +249,19 @@ def _row(path: Path, entry: Any) -> Row:
 
 
 def check_ranking(ranking: Ranking, filters: Filters) -> None:
-    """Check that a ranking is one of this network."""
+    """Raise RankingError unless a ranking has exactly this network's layers, in order."""
     rows = {row.name: row for row in ranking.rows}
     matched = _matched("the ranking", rows, identity(filters), ranking.notes.get("arch"))
     if matched != ranking.rows:
-        raise RankingError("the ranking has the rows of this network in another order")
+        raise RankingError("the ranking's rows are not in the order of the network's layers")
 
 
-def _matched(path: Path | str, rows: dict[str, Row], wanted: Ranking, arch: Any) -> tuple[Row, ...]:
-    """The rows in this network's order; every layer once and of the right size."""
+def _matched(
+    path: Path | str, rows: dict[str, Row], expected: Ranking, arch: Any
+) -> tuple[Row, ...]:
+    """Sort the rows in the network's order; raise if layers are missing, unexpected or differ."""
     hint = f": it was learned on {arch}" if isinstance(arch, str) else ""
-    for row in wanted.rows:
+    for row in expected.rows:
         if row.name not in rows:
             raise RankingError(
                 f"{path} has no row for layer '{row.name}' ({row.filters} filters){hint}"
@@ -261,9 +271,9 @@ def _matched(path: Path | str, rows: dict[str, Row], wanted: Ranking, arch: Any)
                 f"{path} has {rows[row.name].filters} filters for layer '{row.name}', "
                 f"this network has {row.filters}{hint}"
             )
-    strange = sorted(set(rows) - {row.name for row in wanted.rows})
-    if strange:
+    unexpected = sorted(set(rows) - {row.name for row in expected.rows})
+    if unexpected:
         raise RankingError(
-            f"{path} has a row for '{strange[0]}', which this network does not have{hint}"
+            f"{path} has a row for '{unexpected[0]}', which this network does not have{hint}"
         )
-    return tuple(rows[row.name] for row in wanted.rows)
+    return tuple(rows[row.name] for row in expected.rows)

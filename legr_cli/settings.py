@@ -366,6 +366,11 @@ def _one_of(settings: Any, **choices: tuple[str, ...]) -> None:
             raise SettingError(f"{option(name)} must be {' or '.join(known)}, got {value}")
 
 
+def given(**arguments: Any) -> dict[str, Any]:
+    """The arguments that are not None, to override settings with."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
 def option(name: str) -> str:
     """The command-line option of a setting: `batch_size` → `--batch-size`."""
     return "--" + name.replace("_", "-")

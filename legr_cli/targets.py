@@ -38,7 +38,7 @@ class Target:
 
     @property
     def kind(self) -> TargetKind:
-        """What it limits."""
+        """The entry of TARGETS."""
         return TARGETS[self.what]
 
     @property

@@ -433,7 +433,7 @@ class PinnedBySpreading(nn.Module):
 class PinnedByWidth(nn.Module):
     """conv13 divided by its own number of channels - conv23 - head: 13 is pinned by the division"""
 
-    pinned: ClassVar = {"stem": "truediv"}
+    pinned: ClassVar = {"stem": "div"}
 
     def __init__(self) -> None:
         super().__init__()

@@ -100,6 +100,7 @@ def test_targets_are_parsed() -> None:
         parse_targets("flops", "5ms")
 
 
+@pytest.mark.slow
 def test_prune_to_a_latency(tmp_path: Path) -> None:
     """Both targets are met as measured, their plans nest, and the files say how fast they are."""
     args = ("prune", "random:small_cifar", "--latency", "0.6,0.9", "--flops", 0.5, "--align", 1)

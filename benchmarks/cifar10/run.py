@@ -1,23 +1,23 @@
-"""CIFAR-10 with real pre-trained ResNets: what docs/results.md has of it, by legr commands alone.
+"""CIFAR-10 with public pre-trained ResNets: the experiments behind docs/results.md and docs/lab/.
 
     python benchmarks/cifar10/run.py weights cifar10 results [STAGE …] [--a57 DIR]
 
-`weights` has resnet20-cifar10.th and resnet56-cifar10.th, `cifar10` the images. A stage that is
-done is not done again, and one that was stopped goes on: searches, trainings and comparisons have
-journals of their own. Stages without an arrow to each other can run side by side, with one thread
-each (OMP_NUM_THREADS=1):
+`weights` contains resnet20-cifar10.th and resnet56-cifar10.th, `cifar10` the images. Nothing but
+legr commands is run (and a57.py for the stage a57). Finished stages are skipped and interrupted
+ones resume, because searches, trainings and comparisons have journals. Stages that do not depend on
+each other can run side by side, with one thread each (OMP_NUM_THREADS=1):
 
-    resnet20-0, resnet20-1, resnet20-2     LeGR, uniform and norm at seven budgets, a seed each
-    zeta20 … zeta80, zeta20-80             rankings learned at one share or two, used at all budgets
-    tau, candidates                        what a fitness tells, what more candidates bring
-    resnet56 → taught                      47 % and 20 %; and with the dense network as a teacher
-    best → there                           ResNet-56 at 47 % as good as 20 epochs make it; and its
-                                           ranking, learned there, tuned as briefly as the others
-    taught, best → slower                  the same at lower rates
-    resnet20-0, resnet56, best → latency   all methods on this CPU, and (a57, with --a57 DIR) in
-    resnet20-0, resnet56, best → a57       instructions of an emulated Cortex-A57
+    resnet20-0, resnet20-1, resnet20-2     LeGR, uniform and norm at seven budgets, one seed each
+    zeta20 … zeta80, zeta20-80             rankings learned at one budget or two, used at all
+    tau, candidates                        what a fitness predicts; what more candidates gain
+    resnet56 → taught                      47 % and 20 %; then with the dense network as teacher
+    best → there                           ResNet-56 at 47 %, fine-tuned for 20 epochs; then the
+                                           same ranking, fine-tuned for two, as in resnet56
+    taught, best → slower                  the same with lower learning rates
+    resnet20-0, resnet56, best → latency   latency of all methods on this CPU
+    resnet20-0, resnet56, best → a57       instructions on an emulated Cortex-A57 (needs --a57 DIR)
 
-Raw outputs stay in `results`; weights are not committed.
+Raw results are written to `results`; weights are not committed.
 """
 
 import argparse
@@ -31,219 +31,226 @@ from functools import partial
 from pathlib import Path
 
 BUDGETS = "0.2:0.8:0.1"
-EXACT = ("--align", 1)  # the paper's own cut, so that methods differ in nothing else
+EXACT = ("--align", 1)  # no blocks, as in the paper
 TUNE = ("--recipe", "quick", "--amp")
 SEARCH = ("--sigma", 0.5, "--fitness", "finetune", "--val-images", 2000, "--steps")
 
 
-class Bench:
-    """Where things are, and how a command is run."""
+class Experiment:
+    """The folders of an experiment, and how to run legr commands in it."""
 
     def __init__(self, weights: Path, images: Path, out: Path, a57: Path | None = None) -> None:
         self.weights, self.out, self.a57 = weights, out, a57
         self.data = ["--data", f"cifar10:{images}", "--normalize", "imagenet"]
 
     def dense(self, arch: str) -> list[str]:
-        """A checkpoint and its architecture."""
+        """The arguments that name a dense checkpoint."""
         return [str(self.weights / f"{arch}-cifar10.th"), "--arch", arch]
 
     def folder(self, name: str) -> Path:
-        """A folder of a stage."""
+        """Create the folder of a stage."""
         (self.out / name).mkdir(parents=True, exist_ok=True)
         return self.out / name
 
-    def legr(self, *words: object, result: Path | None = None) -> None:
-        """Run a command; `result` has its JSON, and says that it is done."""
+    def legr(self, *arguments: object, result: Path | None = None) -> None:
+        """Run a command and write its JSON to `result`; skip it if `result` exists."""
         if result is not None and result.exists():
             return
-        line = ["legr", *map(str, words), *(["--json"] if result else [])]
-        print(f"+ {shlex.join(line)}", flush=True)
-        begun = time.perf_counter()
-        done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True)
-        print(f"  {time.perf_counter() - begun:.0f} s", flush=True)
+        command = ["legr", *map(str, arguments), *(["--json"] if result else [])]
+        print(f"+ {shlex.join(command)}", flush=True)
+        start = time.perf_counter()
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        print(f"  {time.perf_counter() - start:.0f} s", flush=True)
         if result is not None:
             result.write_text(done.stdout)
 
-    def compare(self, name: str, arch: str, *words: object) -> None:
-        """A comparison; its folder tells how far it is."""
+    def compare(self, name: str, arch: str, *arguments: object) -> None:
+        """Run or resume a comparison, unless it is finished."""
         out = self.out / name
         if not (out / "compare.json").exists():
             out.parent.mkdir(parents=True, exist_ok=True)
-            resume_command = ["--resume"] if (out / "compare.jsonl").exists() else []
-            self.legr(
-                "compare", *self.dense(arch), *self.data, *words, *resume_command, "--out", out
-            )
+            resume = ["--resume"] if (out / "compare.jsonl").exists() else []
+            self.legr("compare", *self.dense(arch), *self.data, *arguments, *resume, "--out", out)
 
-    def learn(self, out: Path, arch: str, *words: object) -> Path:
-        """A ranking; beside it what came of it."""
-        given = (*self.dense(arch), *self.data, *words, "--resume", "--out", out)
-        self.legr("learn", *given, result=out.with_suffix(".learned.json"))
+    def learn(self, out: Path, arch: str, *arguments: object) -> Path:
+        """Learn a ranking; write the command's JSON next to it."""
+        args = (*self.dense(arch), *self.data, *arguments, "--resume", "--out", out)
+        self.legr("learn", *args, result=out.with_suffix(".learned.json"))
         return out
 
     def prune(
         self, arch: str, ranking: object, share: object, out: Path, align: object = 1
     ) -> Path:
-        """A network, or a folder of them; without a ranking by plain norms."""
+        """Prune to a network or a folder of networks; without a ranking, by plain norms."""
         if not out.exists():
             by = ("--ranking", ranking) if ranking else ()
-            cut = (*by, "--flops", share, "--align", align, "--out", out)
-            self.legr("prune", *self.dense(arch), *cut)
+            args = (*by, "--flops", share, "--align", align, "--out", out)
+            self.legr("prune", *self.dense(arch), *args)
         return out
 
-    def tune(self, net: Path, epochs: int, *words: object, name: str = "tuned") -> None:
-        """Fine-tune a network; beside it what came of it."""
+    def tune(self, net: Path, epochs: int, *arguments: object, name: str = "tuned") -> None:
+        """Fine-tune a network; write the command's JSON next to the result."""
         out = net.with_name(f"{net.stem}-{name}.safetensors")
-        args = (*TUNE, "--epochs", epochs, *words, "--resume", "--out", out)
+        args = (*TUNE, "--epochs", epochs, *arguments, "--resume", "--out", out)
         self.legr("finetune", net, *self.data, *args, result=out.with_suffix(".json"))
 
 
-def resnet20(seed: int, bench: Bench) -> None:
+def resnet20(seed: int, experiment: Experiment) -> None:
     """LeGR, uniform and norm at seven budgets; the ranking is learned at 20 % and 40 %."""
     methods = ("--methods", "uniform,norm,legr", *EXACT, "--seed", seed)
     search = ("--search-flops", "0.2,0.4", *SEARCH, 40, "--candidates", 60)
-    bench.compare(f"resnet20/seed{seed}", "resnet20", *methods, *search, *TUNE, "--epochs", 1)
+    experiment.compare(f"resnet20/seed{seed}", "resnet20", *methods, *search, *TUNE, "--epochs", 1)
 
 
-def zeta(name: str, bench: Bench) -> None:
-    """ResNet-20: a ranking learned at one share, or at two, used at all budgets."""
+def zeta(name: str, experiment: Experiment) -> None:
+    """ResNet-20: a ranking learned at one budget or two, used at all budgets."""
     shares = ",".join(f"0.{share}".rstrip("0") for share in name.split("-"))
     search = ("--search-flops", shares, *SEARCH, 25, "--candidates", 40)
-    words = ("--methods", "legr", *EXACT, *search, *TUNE, "--epochs", 1)
-    bench.compare(f"zeta/{name}", "resnet20", *words)
+    arguments = ("--methods", "legr", *EXACT, *search, *TUNE, "--epochs", 1)
+    experiment.compare(f"zeta/{name}", "resnet20", *arguments)
 
 
-def tau(bench: Bench) -> None:
-    """ResNet-20 at 30 %: 14 candidates by every fitness, and after an epoch."""
-    folder = bench.folder("tau")
+def tau(experiment: Experiment) -> None:
+    """ResNet-20 at 30 %: the fitness of 14 candidates, and their accuracy after one epoch."""
+    folder = experiment.folder("tau")
     pool = ("--candidates", 14, "--population", 14, "--sample", 14, "--mutate", 0.3)
     pool = (*pool, "--start", "level", "--flops", 0.3, *EXACT)
-    kinds: dict[str, tuple] = {"bn": ("--fitness", "bn"), "0": ("--fitness", "none")}
-    kinds |= {str(n): ("--fitness", "finetune", "--steps", n) for n in (10, 50, 200)}
-    for name, words in kinds.items():
-        bench.learn(folder / f"tau-{name}.json", "resnet20", *pool, *words)
-    _tuned(bench, _candidates(folder / "tau-bn.json", range(14), folder), 0.3)
+    fitness: dict[str, tuple] = {"bn": ("--fitness", "bn"), "0": ("--fitness", "none")}
+    fitness |= {str(n): ("--fitness", "finetune", "--steps", n) for n in (10, 50, 200)}
+    for name, arguments in fitness.items():
+        experiment.learn(folder / f"tau-{name}.json", "resnet20", *pool, *arguments)
+    _tune_each(experiment, _candidates(folder / "tau-bn.json", range(14), folder), 0.3)
 
 
-def candidates(bench: Bench) -> None:
-    """ResNet-20 at 40 %: the best of the first 50, 100, 200 and 400 candidates."""
-    folder = bench.folder("candidates")
+def candidates(experiment: Experiment) -> None:
+    """ResNet-20 at 40 %: the best of the first 2, 50, 100, 200 and 400 candidates."""
+    folder = experiment.folder("candidates")
     search = ("--flops", 0.4, "--fitness", "bn", "--val-images", 2000, *EXACT)
-    out = bench.learn(folder / "search.json", "resnet20", *search)
+    out = experiment.learn(folder / "search.json", "resnet20", *search)
     lines = _history(out)
-    firsts = (lines[:count] for count in (2, 50, 100, 200, 400))
-    bests = [max(some, key=lambda line: line["accuracy"])["candidate"] for some in firsts]
-    _tuned(bench, _candidates(out, dict.fromkeys(bests), folder), 0.4)
+    prefixes = (lines[:count] for count in (2, 50, 100, 200, 400))
+    bests = [max(first, key=lambda line: line["accuracy"])["candidate"] for first in prefixes]
+    _tune_each(experiment, _candidates(out, dict.fromkeys(bests), folder), 0.4)
 
 
-def resnet56(bench: Bench) -> None:
-    """47 % and 20 % with a ranking learned at 20 % by BatchNorm statistics."""
+def resnet56(experiment: Experiment) -> None:
+    """ResNet-56 at 47 % and 20 %, with a ranking learned at 20 % with --fitness bn."""
     methods = ("--methods", "uniform,norm,legr", "--flops", "0.2,0.47", *EXACT)
     search = ("--fitness", "bn", "--candidates", 400)
-    bench.compare("resnet56", "resnet56", *methods, *search, *TUNE, "--epochs", 2)
+    experiment.compare("resnet56", "resnet56", *methods, *search, *TUNE, "--epochs", 2)
 
 
-def taught(bench: Bench) -> None:
-    """The 47 % network of that ranking, tuned as long, with the dense network as its teacher."""
-    net = bench.folder("taught") / "resnet56-47.safetensors"
-    bench.prune("resnet56", bench.out / "resnet56/rankings/legr-seed0.json", 0.47, net)
-    bench.tune(net, 2, "--teacher", bench.dense("resnet56")[0])
+def taught(experiment: Experiment) -> None:
+    """The 47 % network of `resnet56`, fine-tuned with the dense network as the teacher."""
+    net = experiment.folder("taught") / "resnet56-47.safetensors"
+    experiment.prune("resnet56", experiment.out / "resnet56/rankings/legr-seed0.json", 0.47, net)
+    experiment.tune(net, 2, "--teacher", experiment.dense("resnet56")[0])
 
 
-def best(bench: Bench) -> None:
-    """ResNet-56 at 47 % as good as 20 epochs make it: learned there, in blocks of 4, taught."""
-    folder, align = bench.folder("best"), 4
+def best(experiment: Experiment) -> None:
+    """ResNet-56 at 47 %: learned at 47 %, blocks of 4, 20 epochs with a teacher."""
+    folder, align = experiment.folder("best"), 4
     search = ("--flops", 0.47, "--fitness", "bn", "--candidates", 160, "--val-images", 2000)
-    ranking = bench.learn(folder / "ranking.json", "resnet56", *search, "--align", align)
-    net = bench.prune("resnet56", ranking, 0.47, folder / "best.safetensors", align)
-    bench.tune(net, 20, "--teacher", bench.dense("resnet56")[0], "--all-images")
+    ranking = experiment.learn(folder / "ranking.json", "resnet56", *search, "--align", align)
+    net = experiment.prune("resnet56", ranking, 0.47, folder / "best.safetensors", align)
+    experiment.tune(net, 20, "--teacher", experiment.dense("resnet56")[0], "--all-images")
 
 
-def slower(bench: Bench) -> None:
-    """The two that are taught, at lower rates."""
-    taught = ("--teacher", bench.dense("resnet56")[0], "--lr")
-    brief, long = bench.out / "taught/resnet56-47.safetensors", bench.out / "best/best.safetensors"
-    bench.tune(brief, 2, *taught, 0.015, name="slower")
-    bench.tune(long, 20, *taught, 0.02, "--all-images", name="slower")
+def slower(experiment: Experiment) -> None:
+    """`taught` and `best` with lower learning rates."""
+    taught = ("--teacher", experiment.dense("resnet56")[0], "--lr")
+    short, long = (
+        experiment.out / "taught/resnet56-47.safetensors",
+        experiment.out / "best/best.safetensors",
+    )
+    experiment.tune(short, 2, *taught, 0.015, name="slower")
+    experiment.tune(long, 20, *taught, 0.02, "--all-images", name="slower")
 
 
-def there(bench: Bench) -> None:
-    """The 47 % network of the ranking that was learned there, tuned as briefly as the others."""
-    net = bench.folder("there") / "resnet56-47.safetensors"
-    bench.tune(bench.prune("resnet56", bench.out / "best/ranking.json", 0.47, net), 2)
+def there(experiment: Experiment) -> None:
+    """The 47 % network of the ranking of `best`, fine-tuned for two epochs like `resnet56`."""
+    net = experiment.folder("there") / "resnet56-47.safetensors"
+    experiment.tune(
+        experiment.prune("resnet56", experiment.out / "best/ranking.json", 0.47, net), 2
+    )
 
 
-CUTS = {  # budgets of the networks that are timed, and where LeGR's ranking is
+MEASURED = {  # budgets of the networks to measure, and the learned ranking
     "resnet20": (BUDGETS, "resnet20/seed0/rankings/legr-seed0.json"),
     "resnet56": ("0.2,0.47", "resnet56/rankings/legr-seed0.json"),
 }
 
 
-def _cuts(bench: Bench, arch: str, *aligns: str) -> list[Path]:
-    """The networks of every method and budget, aligned and not."""
-    shares, learned = CUTS[arch]
-    rankings = {"legr": bench.out / learned, "norm": None, "uniform": "uniform"}
+def _networks(experiment: Experiment, arch: str, *aligns: str) -> list[Path]:
+    """Prune with every method to every budget, with these alignments."""
+    shares, learned = MEASURED[arch]
+    rankings = {"legr": experiment.out / learned, "norm": None, "uniform": "uniform"}
     nets = []
     for method, ranking in rankings.items():
         for align in aligns:
-            into = bench.folder(f"latency/{arch}") / f"{method}-align-{align}"
-            nets += sorted(bench.prune(arch, ranking, shares, into, align).glob("*.safetensors"))
-    if arch == "resnet56":  # the best one has a ranking and blocks of its own
-        net = bench.folder("latency/resnet56/best-align-4") / "resnet56-flops47.safetensors"
-        nets.append(bench.prune(arch, bench.out / "best/ranking.json", 0.47, net, 4))
+            folder = experiment.folder(f"latency/{arch}") / f"{method}-align-{align}"
+            nets += sorted(
+                experiment.prune(arch, ranking, shares, folder, align).glob("*.safetensors")
+            )
+    if arch == "resnet56":  # `best` has its own ranking and block size
+        net = experiment.folder("latency/resnet56/best-align-4") / "resnet56-flops47.safetensors"
+        nets.append(experiment.prune(arch, experiment.out / "best/ranking.json", 0.47, net, 4))
     return nets
 
 
-def latency(bench: Bench) -> None:
-    """All of them on this CPU."""
-    for arch in CUTS:
-        result = bench.folder("latency") / f"{arch}-bench.json"
-        against = ("--against", bench.dense(arch)[0], "--seconds", 2)
+def latency(experiment: Experiment) -> None:
+    """Measure the latency of all networks on this CPU."""
+    for arch in MEASURED:
+        result = experiment.folder("latency") / f"{arch}-bench.json"
+        against = ("--against", experiment.dense(arch)[0], "--seconds", 2)
         if not result.exists():
-            bench.legr("bench", *_cuts(bench, arch, "auto", "1"), *against, "--out", result)
+            experiment.legr(
+                "bench", *_networks(experiment, arch, "auto", "1"), *against, "--out", result
+            )
 
 
-def a57(bench: Bench) -> None:
-    """The same in instructions of an emulated Cortex-A57, with the blocks that an ARM likes."""
-    if bench.a57 is None:
-        sys.exit("a57 needs an emulated core: scripts/a57 DIR, then --a57 DIR")
+def a57(experiment: Experiment) -> None:
+    """Count instructions on an emulated Cortex-A57, with the alignment for ARM."""
+    if experiment.a57 is None:
+        sys.exit("the stage a57 needs an emulator: run scripts/a57 DIR, then pass --a57 DIR")
     counter = Path(__file__).parents[1] / "a57.py"
-    for arch in CUTS:
-        result = bench.folder("latency") / f"{arch}-a57.json"
+    for arch in MEASURED:
+        result = experiment.folder("latency") / f"{arch}-a57.json"
         if result.exists():
             continue
-        nets = [bench.dense(arch)[0], *map(str, _cuts(bench, arch, "arm", "1"))]
-        line = [sys.executable, str(counter), str(bench.a57), *nets]
-        done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True)
+        nets = [experiment.dense(arch)[0], *map(str, _networks(experiment, arch, "arm", "1"))]
+        command = [sys.executable, str(counter), str(experiment.a57), *nets]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         result.write_text(done.stdout)
 
 
-def _tuned(bench: Bench, rankings: Iterable[Path], share: float) -> None:
-    """ResNet-20, cut by each of these rankings and trained for an epoch."""
+def _tune_each(experiment: Experiment, rankings: Iterable[Path], share: float) -> None:
+    """Prune ResNet-20 with each of these rankings and fine-tune it for one epoch."""
     for ranking in rankings:
         net = ranking.with_name(f"{ranking.stem}-seed0.safetensors")
-        bench.tune(bench.prune("resnet20", ranking, share, net), 1, "--seed", 0)
+        experiment.tune(experiment.prune("resnet20", ranking, share, net), 1, "--seed", 0)
 
 
 def _history(ranking: Path) -> list[dict]:
-    """The candidates of a search, in order."""
+    """Read the candidates of a search, in order."""
     lines = ranking.with_suffix(".history.jsonl").read_text().splitlines()[1:]
     return sorted(map(json.loads, lines), key=lambda line: line["candidate"])
 
 
 def _candidates(ranking: Path, numbers: Iterable[int], folder: Path) -> list[Path]:
-    """Some candidates of a search as rankings of their own."""
-    data, lines, made = json.loads(ranking.read_text()), _history(ranking), []
+    """Write candidates of a search as rankings of their own."""
+    data, lines, files = json.loads(ranking.read_text()), _history(ranking), []
     for number in numbers:
         for row, alpha, kappa in zip(
             data["layers"], lines[number]["alpha"], lines[number]["kappa"], strict=True
         ):
             row["alpha"], row["kappa"] = alpha, kappa
-        made.append(folder / f"candidate{number}.json")
-        made[-1].write_text(json.dumps(data))
-    return made
+        files.append(folder / f"candidate{number}.json")
+        files[-1].write_text(json.dumps(data))
+    return files
 
 
-STAGES: dict[str, Callable[[Bench], None]] = {
+STAGES: dict[str, Callable[[Experiment], None]] = {
     **{f"resnet20-{seed}": partial(resnet20, seed) for seed in range(3)},
     **{f"zeta{name}": partial(zeta, name) for name in ("20", "40", "60", "80", "20-80")},
     **{
@@ -260,7 +267,7 @@ if __name__ == "__main__":
         parser.add_argument(name, type=Path)
     parser.add_argument("stages", nargs="*", choices=[*STAGES, []])
     parser.add_argument("--a57", type=Path)
-    given = parser.parse_args()
-    bench = Bench(given.weights, given.images, given.out, given.a57)
-    for name in given.stages or (name for name in STAGES if given.a57 or name != "a57"):
-        STAGES[name](bench)
+    args = parser.parse_args()
+    experiment = Experiment(args.weights, args.images, args.out, args.a57)
+    for name in args.stages or (name for name in STAGES if args.a57 or name != "a57"):
+        STAGES[name](experiment)

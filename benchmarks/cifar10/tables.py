@@ -2,7 +2,8 @@
 
     python benchmarks/cifar10/tables.py docs/results/cifar10 docs/results.md docs/lab/*.md
 
-fills every marked part of these pages whose raw results exist. Without pages, it prints the tables.
+fills every marked part of these pages for which there are raw results; without pages, it prints the
+tables.
 """
 
 import json
@@ -16,35 +17,35 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import tables
 
 
-def data_of(path: Path) -> Any:
-    """Content of a JSON file."""
+def read_json(path: Path) -> Any:
+    """Read a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def history(path: Path) -> list[dict]:
-    """The candidates of a search, in order."""
+    """Read the candidates of a search, in order."""
     lines = path.read_text(encoding="utf-8").splitlines()[1:]
     return sorted(map(json.loads, lines), key=lambda line: line["candidate"])
 
 
 def grid(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def percent(share: float) -> str:
-    """`91.73`."""
+    """Format a share as a percentage without the sign: `91.73`."""
     return f"{100 * share:.2f}"
 
 
 def ranks(numbers: list[float]) -> list[float]:
-    """Rank of each number; ties share their mean rank."""
+    """Rank each number; ties share their mean rank."""
     return [sum(y < x for y in numbers) + (numbers.count(x) - 1) / 2 for x in numbers]
 
 
 def seeds20(raw: Path) -> dict:
-    """The comparison of ResNet-20, all seeds merged."""
+    """Read the comparison of ResNet-20, all seeds merged."""
     return tables.read(*sorted(raw.glob("resnet20/seed*/compare.json")))
 
 
@@ -62,13 +63,13 @@ def resnet56(raw: Path) -> str:
         cells = [row["method"], f"{kept:.1%}", f"{row['params'] / 1e3:.0f} k"]
         cells += [percent(row["before"]), percent(row["accuracy"])]
         rows.append([*cells, f"{row['pruning']['seconds']:.0f}", f"{row['tuning']['seconds']:.0f}"])
-    learned = f"{data_of(raw / 'best/ranking.learned.json')['seconds']:.0f}"
+    learned = f"{read_json(raw / 'best/ranking.learned.json')['seconds']:.0f}"
     for name, path, seconds in (
         ("legr, `--teacher`", "taught/resnet56-47-tuned", "as above"),
         ("legr, `--teacher`, `--lr 0.015`", "taught/resnet56-47-slower", "as above"),
         ("legr, learned at 47 %", "there/resnet56-47-tuned", learned),
     ):
-        made = data_of(raw / f"{path}.json")
+        made = read_json(raw / f"{path}.json")
         after = [percent(made["test"]["accuracy"]), seconds, f"{made['seconds']:.0f}"]
         rows.append([name, "≤ 47 %", "", "", *after])
     head = ["", "FLOPs", "parameters", "before, %", "after, %", "search, s", "fine-tuning, s"]
@@ -83,23 +84,25 @@ def best(raw: Path) -> str:
         ("the same with `--lr 0.02`", "best/best-slower"),
         ("earlier: blocks of 8, 45,000 images", "earlier-best/best-tuned"),
     ):
-        made = data_of(raw / f"{path}.json")
+        made = read_json(raw / f"{path}.json")
         rate, seconds = f"{made['settings']['lr']:g}", f"{made['seconds']:.0f}"
         rows.append([name, rate, percent(made["test"]["accuracy"]), seconds])
     return grid(["", "learning rate", "test accuracy, %", "fine-tuning, s"], rows)
 
 
 def zeta(raw: Path) -> str:
-    """Rankings learned at one budget or two, used at all."""
-    found = {p.parent.name: data_of(p)["rows"] for p in sorted(raw.glob("zeta/*/compare.json"))}
-    if not found:
+    """Rankings learned at one budget or two, used at all budgets."""
+    compared = {
+        p.parent.name: read_json(p)["rows"] for p in sorted(raw.glob("zeta/*/compare.json"))
+    }
+    if not compared:
         raise FileNotFoundError(raw / "zeta")
-    shares = sorted({row["share"] for rows in found.values() for row in rows})
+    shares = sorted({row["share"] for rows in compared.values() for row in rows})
     lines = []
-    above = data_of(raw / "resnet20/seed0/compare.json")["rows"]
+    seed0 = read_json(raw / "resnet20/seed0/compare.json")["rows"]
     others = {"legr": "20 % and 40 % (60 candidates of 40 steps)", "uniform": "uniform pruning"}
-    named = {name.replace("-", " % and ") + " %": rows for name, rows in found.items()}
-    named |= {name: [row for row in above if row["method"] == key] for key, name in others.items()}
+    named = {name.replace("-", " % and ") + " %": rows for name, rows in compared.items()}
+    named |= {name: [row for row in seed0 if row["method"] == key] for key, name in others.items()}
     for name, rows in named.items():
         reached = {row["share"]: percent(row["accuracy"]) for row in rows}
         lines.append([name, *(reached.get(share, "") for share in shares)])
@@ -118,7 +121,7 @@ FITNESS = {
 def tuned_candidates(folder: Path) -> list[float]:
     """Test accuracies of the 14 candidates after one epoch."""
     return [
-        data_of(folder / f"candidate{n}-seed0-tuned.json")["test"]["accuracy"] for n in range(14)
+        read_json(folder / f"candidate{n}-seed0-tuned.json")["test"]["accuracy"] for n in range(14)
     ]
 
 
@@ -141,7 +144,7 @@ def tau(raw: Path) -> str:
 
 
 def spread(raw: Path) -> str:
-    """Accuracies of all candidates of the fitness table."""
+    """The range of accuracies of the candidates in the fitness table."""
     after = tuned_candidates(raw / "tau")
     low, mean, high = map(percent, (min(after), statistics.mean(after), max(after)))
     return f"After one epoch, the {len(after)} candidates reach {low} to {high} %, mean {mean} %."
@@ -155,7 +158,7 @@ def candidates(raw: Path) -> str:
     for count in (2, 50, 100, 200, 400):
         best = max(lines[:count], key=lambda line: line["accuracy"])
         files = folder.glob(f"candidate{best['candidate']}-seed*-tuned.json")
-        after = [100 * data_of(path)["test"]["accuracy"] for path in files]
+        after = [100 * read_json(path)["test"]["accuracy"] for path in files]
         seconds = sum(line.get("seconds", 0.0) for line in lines[:count])
         cells = [
             f"#{best['candidate'] + 1}",
@@ -171,12 +174,12 @@ def latency(raw: Path) -> str:
     """x86 latency and A57 instructions relative to dense, by method and budget."""
     parts = []
     for arch in ("resnet20", "resnet56"):
-        data = data_of(raw / f"latency/{arch}-bench.json")
+        data = read_json(raw / f"latency/{arch}-bench.json")
         name = f"{arch}: latency / dense ({data['models'][0]['median_ms']:.3f} ms)"
         parts.append(_over_dense(name, data["models"], "median_ms"))
         counted = raw / f"latency/{arch}-a57.json"
         if counted.exists():
-            models = data_of(counted)["models"]
+            models = read_json(counted)["models"]
             name = f"{arch}: A57 instructions / dense ({models[0]['instructions'] / 1e6:.1f} M)"
             parts.append(_over_dense(name, models, "instructions"))
     return "\n\n".join(parts)
@@ -200,7 +203,7 @@ def _over_dense(name: str, models: list[dict], key: str) -> str:
 
 def ratios(raw: Path, arch: str, kind: str, cut: str) -> dict[int, float]:
     """Cost relative to dense of the networks in one folder (`legr-align-auto`), by budget."""
-    dense, *models = data_of(raw / f"latency/{arch}-{kind}.json")["models"]
+    dense, *models = read_json(raw / f"latency/{arch}-{kind}.json")["models"]
     key = "median_ms" if kind == "bench" else "instructions"
     return {
         int(Path(model["file"]).stem.rpartition("flops")[2]): model.get(
@@ -212,20 +215,20 @@ def ratios(raw: Path, arch: str, kind: str, cut: str) -> dict[int, float]:
 
 
 def headline(raw: Path) -> str:
-    """Accuracy, speed and cost of four networks."""
-    deep, shallow = data_of(raw / "resnet56/compare.json"), seeds20(raw)
+    """Accuracy, latency and cost of four networks."""
+    deep, shallow = read_json(raw / "resnet56/compare.json"), seeds20(raw)
     rows = [_best_row(raw, deep)]
     for number, name, data, share in (
         ("2", "ResNet-56", deep, 0.2),
         ("3", "ResNet-20", shallow, 0.5),
         ("3", "ResNet-20", shallow, 0.2),
     ):
-        ours = [row for row in data["rows"] if row["method"] == "legr"]
-        own = [row for row in ours if row["share"] == share]
-        after = tables.cell([100 * row["accuracy"] for row in own], "accuracy")
-        search = sum(row["pruning"]["seconds"] for row in ours) / len(own)
-        tuning = statistics.mean(row["tuning"]["seconds"] for row in own)
-        kept = statistics.mean(row["flops"] / row["dense_flops"] for row in own)
+        legr = [row for row in data["rows"] if row["method"] == "legr"]
+        by_seed = [row for row in legr if row["share"] == share]
+        after = tables.cell([100 * row["accuracy"] for row in by_seed], "accuracy")
+        search = sum(row["pruning"]["seconds"] for row in legr) / len(by_seed)
+        tuning = statistics.mean(row["tuning"]["seconds"] for row in by_seed)
+        kept = statistics.mean(row["flops"] / row["dense_flops"] for row in by_seed)
         arch = name.lower().replace("-", "")
         cells = [
             number,
@@ -240,9 +243,9 @@ def headline(raw: Path) -> str:
 
 
 def _best_row(raw: Path, data: dict) -> list[str]:
-    """ResNet-56 after 20 epochs."""
-    made = data_of(raw / "best/best-tuned.json")
-    learned = data_of(raw / "best/ranking.learned.json")
+    """The row of ResNet-56 after 20 epochs."""
+    made = read_json(raw / "best/best-tuned.json")
+    learned = read_json(raw / "best/ranking.learned.json")
     kept = learned["best"]["flops"] / data["dense_flops"]
     accuracy = f"{percent(made['test']['accuracy'])} (dense {percent(data['dense']['accuracy'])})"
     cells = ["1", "ResNet-56", f"{kept:.1%}", accuracy]
@@ -251,12 +254,12 @@ def _best_row(raw: Path, data: dict) -> list[str]:
 
 
 def _speed(raw: Path, arch: str, cut: str, share: int) -> list[str]:
-    """`0.71`, `0.56`: x86 latency and A57 instructions relative to dense."""
+    """x86 latency and A57 instructions relative to dense: `0.71`, `0.56`."""
     return [f"{ratios(raw, arch, kind, cut)[share]:.2f}" for kind in ("bench", "a57")]
 
 
 def _minutes(seconds: float) -> str:
-    """`8.8 min`."""
+    """Format seconds as minutes: `8.8 min`."""
     return f"{seconds / 60:.1f} min"
 
 
@@ -267,8 +270,8 @@ def budgets(raw: Path) -> str:
 
 def deep(raw: Path) -> str:
     """Accuracy of ResNet-56 by method and budget."""
-    rows = data_of(raw / "resnet56/compare.json")["rows"]
-    there = percent(data_of(raw / "there/resnet56-47-tuned.json")["test"]["accuracy"])
+    rows = read_json(raw / "resnet56/compare.json")["rows"]
+    there = percent(read_json(raw / "there/resnet56-47-tuned.json")["test"]["accuracy"])
     lines = tables.accuracy(rows, "accuracy")
     return "\n".join([*lines, f"| legr, learned at 47 % instead | – | {there} |"])
 
@@ -278,7 +281,7 @@ def cost(raw: Path) -> str:
     rows = []
     for name, data in (
         ("ResNet-20, 7 budgets", seeds20(raw)),
-        ("ResNet-56, 2 budgets", data_of(raw / "resnet56/compare.json")),
+        ("ResNet-56, 2 budgets", read_json(raw / "resnet56/compare.json")),
     ):
         seeds = len({row["seed"] for row in data["rows"]})
         for method in ("uniform", "norm", "legr"):
@@ -293,8 +296,8 @@ def speed(raw: Path) -> str:
     """Cost relative to dense of the networks of the learned rankings."""
     lines = []
     for arch, kind, cut in (
-        *(("resnet20", *way) for way in WAYS),
-        *(("resnet56", *way) for way in WAYS),
+        *(("resnet20", *column) for column in SPEEDS),
+        *(("resnet56", *column) for column in SPEEDS),
     ):
         title = "x86 latency" if kind == "bench" else "A57 instructions"
         align = cut.rpartition("-")[2]
@@ -308,14 +311,18 @@ def speed(raw: Path) -> str:
     return grid(["cost / dense, at FLOPs kept", *(f"{share}%" for share in shares)], rows)
 
 
-WAYS = (("bench", "legr-align-auto"), ("bench", "legr-align-1"), ("a57", "legr-align-arm"))
+SPEEDS = (  # measurement and folder of pruned networks
+    ("bench", "legr-align-auto"),
+    ("bench", "legr-align-1"),
+    ("a57", "legr-align-arm"),
+)
 
 
 def teacher(raw: Path) -> str:
     """ResNet-56 at 47 %, fine-tuned with and without the dense network as the teacher."""
     alone = next(
         row["accuracy"]
-        for row in data_of(raw / "resnet56/compare.json")["rows"]
+        for row in read_json(raw / "resnet56/compare.json")["rows"]
         if (row["method"], row["share"]) == ("legr", 0.47)
     )
     rows = []
@@ -325,7 +332,7 @@ def teacher(raw: Path) -> str:
         ("best/best-tuned", "not run"),
         ("best/best-slower", "not run"),
     ):
-        made = data_of(raw / f"{path}.json")
+        made = read_json(raw / f"{path}.json")
         cells = [str(made["epochs"]), f"{made['settings']['lr']:g}", without]
         rows.append([*cells, percent(made["test"]["accuracy"])])
     return grid(["epochs", "learning rate", "without teacher, %", "with `--teacher`, %"], rows)
@@ -341,12 +348,15 @@ PARTS: dict[str, Callable[[Path], str]] = {
 
 
 def main(raw: Path, pages: list[Path]) -> None:
-    """Write every part into the pages that have a place for it, or print it."""
+    """Write every table to the pages that have its markers, or print it."""
     for name, part in PARTS.items():
         try:
             text = part(raw)
         except (OSError, ValueError, LookupError, statistics.StatisticsError) as error:
-            print(f"{name}: no raw results ({type(error).__name__}: {error})", file=sys.stderr)
+            print(
+                f"{name}: raw results are missing ({type(error).__name__}: {error})",
+                file=sys.stderr,
+            )
             continue
         places = [page for page in pages if f"<!-- {name} -->" in page.read_text(encoding="utf-8")]
         for page in places:
@@ -354,7 +364,7 @@ def main(raw: Path, pages: list[Path]) -> None:
         if not pages:
             print(f"## {name}\n\n{text}\n")
         elif not places:
-            print(f"{name}: no page has a place for it", file=sys.stderr)
+            print(f"{name}: no page has its markers", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Methods of the prior art, on the same units, cost and surgery."""
+"""The methods of prior work, with the same units, cost model and surgery as LeGR."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from legr_cli.baselines.context import ASIDE, Level, MethodContext
+from legr_cli.baselines.context import DAMAGED_ADVICE, MethodContext, MethodResult
 from legr_cli.baselines.effort import Effort
 from legr_cli.baselines.methods import METHODS
 from legr_cli.baselines.summary import FORMAT, VERSION, is_row
@@ -25,21 +25,21 @@ from legr_cli.models.network import Network, write_network
 from legr_cli.progress import Event, Progress
 from legr_cli.pruning import Analysis, apply_plans, lowest_share, plans
 from legr_cli.ranking import write_ranking
-from legr_cli.search.setup import subject
+from legr_cli.search.setup import run_description
 from legr_cli.settings import Compare
 from legr_cli.targets import Target, falling
 from legr_cli.training.devices import choose
 from legr_cli.training.finetune import FinetuneResult, train_setup
 from legr_cli.training.loop import evaluate
 from legr_cli.training.process_group import ProcessGroup
-from legr_cli.training.resume import EPOCHS, Files
+from legr_cli.training.resume import EPOCHS, RunFiles
 from legr_cli.training.setup import training_setup
 from legr_cli.version import __version__
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One network to make."""
+    """A unit of work: prune and fine-tune with one method, at one target, with one seed."""
 
     number: int
     seed: int
@@ -49,20 +49,20 @@ class Piece:
 
 @dataclass(frozen=True)
 class ComparisonRun:
-    """What is compared, and where it goes."""
+    """The inputs of a comparison, and the folder for its results."""
 
     analysis: Analysis
-    opened: Callable[[int], Data]  # by seed: another seed holds out other images
+    open_data: Callable[[int], Data]  # for a seed, which selects the held-out images
     settings: Compare
     device: str
     folder: Path
     command: str
-    tell: Callable[[int, Piece, str], None]  # recorded pieces, the current one, what it does
+    report: Callable[[int, Piece, str], None]  # number of recorded pieces, current one, its step
 
     def header(self, data: Data, dense: Line) -> Line:
-        """First line of the journal; `dense` is the score of the dense network."""
+        """The header of the journal; `dense` is the score of the dense network."""
         settings = self.settings
-        plain = {
+        stored = {
             **{f.name: getattr(settings, f.name) for f in fields(settings)},
             "methods": ",".join(settings.methods),
             "flops": ",".join(f"{target.value:g}" for target in falling(settings.targets)),
@@ -72,19 +72,19 @@ class ComparisonRun:
             "recipe": settings.training.recipe,
             "epochs": settings.training.epochs,
         }
-        del plain["training"], plain["targets"]
-        return {**subject(self.analysis, data, plain), "dense": dense}
+        del stored["training"], stored["targets"]
+        return {**run_description(self.analysis, data, stored), "dense": dense}
 
     def pieces(self) -> list[Piece]:
-        """All pieces in order: a method's targets from high to low."""
+        """All pieces in order; a method's targets go from high to low."""
         settings = self.settings
-        every = (
+        keys = (
             (seed, method, target)
             for seed in range(settings.seed, settings.seed + settings.repeats)
             for method in settings.methods
             for target in falling(settings.targets)
         )
-        return [Piece(number, *what) for number, what in enumerate(every)]
+        return [Piece(number, *key) for number, key in enumerate(keys)]
 
 
 COMPARISON = JournalFormat(
@@ -99,28 +99,28 @@ COMPARISON = JournalFormat(
 
 
 def run_comparison(run: ComparisonRun, book: Journal) -> None:
-    """Do all pieces that are not recorded."""
+    """Do all pieces that are not recorded yet."""
     for name in ("rankings", "pruned", "tuned"):
         (run.folder / name).mkdir(exist_ok=True)
-    left = [piece for piece in run.pieces() if piece.number not in book.lines]
-    for seed in dict.fromkeys(piece.seed for piece in left):
-        data = run.opened(seed)
-        dense = measured(run.device, run.analysis.network, data, "validation")
-        for method in dict.fromkeys(piece.method for piece in left if piece.seed == seed):
-            mine = [p for p in run.pieces() if (p.seed, p.method) == (seed, method)]
-            _take_part(run, book, mine, data, dense)
+    remaining = [piece for piece in run.pieces() if piece.number not in book.lines]
+    for seed in dict.fromkeys(piece.seed for piece in remaining):
+        data = run.open_data(seed)
+        dense = score(run.device, run.analysis.network, data, "validation")
+        for method in dict.fromkeys(piece.method for piece in remaining if piece.seed == seed):
+            pieces = [p for p in run.pieces() if (p.seed, p.method) == (seed, method)]
+            _run_method(run, book, pieces, data, dense)
 
 
-def _take_part(
-    run: ComparisonRun, book: Journal, mine: list[Piece], data: Data, dense: Line
+def _run_method(
+    run: ComparisonRun, book: Journal, pieces: list[Piece], data: Data, dense: Line
 ) -> None:
-    """One method with one seed; what it cannot do is recorded, too."""
-    settings, current = run.settings, mine[0]
-    floor = lowest_share(run.analysis, settings.align, settings.min_keep)
-    todo = {piece.target: piece for piece in mine if piece.number not in book.lines}
+    """Run one method with one seed; targets that it cannot reach are recorded with the reason."""
+    settings, current = run.settings, pieces[0]
+    lowest = lowest_share(run.analysis, settings.align, settings.min_keep)
+    todo = {piece.target: piece for piece in pieces if piece.number not in book.lines}
 
-    def tell(text: str) -> None:
-        run.tell(len(book.lines), current, text)
+    def report(text: str) -> None:
+        run.report(len(book.lines), current, text)
 
     folder = run.folder / "rankings"
     context = MethodContext(
@@ -131,33 +131,33 @@ def _take_part(
         run.device,
         folder,
         dense,
-        tell,
+        report,
     )
     for piece in todo.values():
-        if piece.target.value < floor:
-            text = f"{piece.target.value:g} of the FLOPs is out of reach; the lowest is {floor:g}"
-            book.add(_refused(piece, f"{text}: lower --min-keep or --align"))
-    targets = [piece.target for piece in mine if piece.target.value >= floor]
-    wanted = {target for target in targets if target in todo}
+        if piece.target.value < lowest:
+            text = f"{piece.target.value:g} of the FLOPs cannot be reached: the lowest is"
+            book.add(_failed_line(piece, f"{text} {lowest:g}; lower --min-keep or --align"))
+    targets = [piece.target for piece in pieces if piece.target.value >= lowest]
+    missing = {target for target in targets if target in todo}
     current = next((todo[target] for target in targets if target in todo), current)
     try:
-        for level in METHODS[current.method].run(context, targets, wanted):
-            current = todo[level.target]
-            book.add(_finished(run, context, current, level))
-            wanted.discard(level.target)
+        for result in METHODS[current.method].run(context, targets, missing):
+            current = todo[result.target]
+            book.add(_complete_piece(run, context, current, result))
+            missing.discard(result.target)
     except (BudgetError, ModelError) as error:
         for target in targets:
-            if target in wanted:
-                book.add(_refused(todo[target], str(error)))
+            if target in missing:
+                book.add(_failed_line(todo[target], str(error)))
 
 
-def _refused(piece: Piece, reason: str) -> Line:
-    """The line of a piece that cannot be made."""
-    return {**_about(piece), "error": reason}
+def _failed_line(piece: Piece, reason: str) -> Line:
+    """The journal line of a piece that cannot be done."""
+    return {**_piece_fields(piece), "error": reason}
 
 
-def _about(piece: Piece) -> Line:
-    """The piece that a line belongs to."""
+def _piece_fields(piece: Piece) -> Line:
+    """The fields of a journal line that identify its piece."""
     return {
         "piece": piece.number,
         "seed": piece.seed,
@@ -167,28 +167,30 @@ def _about(piece: Piece) -> Line:
     }
 
 
-def _finished(run: ComparisonRun, context: MethodContext, piece: Piece, level: Level) -> Line:
-    """Prune, measure, fine-tune and measure again."""
-    context.tell("pruning")
-    settings = context.cut(level.target)
-    decided = plans(level.analysis, level.ranking, settings)
-    [pruned] = apply_plans(level.analysis, level.ranking, settings, decided)
+def _complete_piece(
+    run: ComparisonRun, context: MethodContext, piece: Piece, result: MethodResult
+) -> Line:
+    """Prune and fine-tune the network, score it before and after, and return the journal line."""
+    context.report("pruning")
+    settings = context.prune_settings(result.target)
+    kept = plans(result.analysis, result.ranking, settings)
+    [pruned] = apply_plans(result.analysis, result.ranking, settings, kept)
     notes = with_command(pruned.network.notes, run.command)
     network = replace(pruned.network, notes=notes)
     network.model.cpu()
     name = f"{piece.method}-{piece.target.label}-seed{piece.seed}.safetensors"
-    entry = METHODS[piece.method]
+    per_target = METHODS[piece.method].per_target
     with staged() as files:
         write_network(network, files.file(run.folder / "pruned" / name))
-        if level.ranking.method == piece.method and "legr" in level.ranking.notes:
-            path = context.file(piece.method, level.target if entry.each else None)
-            write_ranking(level.ranking, files.file(path))
-    before = measured(run.device, network, context.data, "test")
-    training = _tuned(run, context, network, run.folder / "tuned" / name)
+        if result.ranking.method == piece.method and "legr" in result.ranking.notes:
+            path = context.ranking_file(piece.method, result.target if per_target else None)
+            write_ranking(result.ranking, files.file(path))
+    before = score(run.device, network, context.data, "test")
+    training = _finetune(run, context, network, run.folder / "tuned" / name)
     after = training.test or training.validation
-    assert after is not None  # images are held out
+    assert after is not None  # a comparison always holds out validation images
     return {
-        **_about(piece),
+        **_piece_fields(piece),
         "file": f"tuned/{name}",
         "flops": pruned.flops,
         "dense_flops": run.analysis.flops,
@@ -196,49 +198,49 @@ def _finished(run: ComparisonRun, context: MethodContext, piece: Piece, level: L
         "before": before["accuracy"],
         "accuracy": after["accuracy"],
         "images": after["images"],
-        "pruning": level.effort.line(),
-        "tuning": _tuning_spent(context, training).line(),
+        "pruning": result.effort.line(),
+        "tuning": _tuning_effort(context, training).line(),
     }
 
 
-def measured(device: str, network: Network, data: Data, split: str) -> Line:
-    """Score on the test images, if there are any, or on the held-out ones."""
+def score(device: str, network: Network, data: Data, split: str) -> Line:
+    """Score a network on the test images if requested and available, else on validation images."""
     part = data.test if split == "test" and data.test is not None else data.validation
-    where = choose(device)
-    score = evaluate(network.model.to(where), in_order(part, Serving(data.feed, 250, where)))
+    target = choose(device)
+    scored = evaluate(network.model.to(target), in_order(part, Serving(data.feed, 250, target)))
     network.model.cpu()
-    return score.line()
+    return scored.line()
 
 
-def _tuned(
+def _finetune(
     run: ComparisonRun, context: MethodContext, network: Network, out: Path
 ) -> FinetuneResult:
-    """Fine-tune a network as all others are fine-tuned."""
+    """Fine-tune a network with the settings that all methods share."""
     training = replace(run.settings.training, seed=context.seed)
     group = ProcessGroup(choose(run.device))
     setup = training_setup(network, context.data, training, group)
-    files = Files(out, resume=True, force=False, kind=replace(EPOCHS, anew=ASIDE))
+    files = RunFiles(out, resume=True, force=False, kind=replace(EPOCHS, anew=DAMAGED_ADVICE))
 
     def report(event: Event) -> None:
         if isinstance(event, Progress) and event.milestone:
-            context.tell(f"fine-tuning, {event}")
+            context.report(f"fine-tuning, {event}")
 
-    context.tell("fine-tuning")
+    context.report("fine-tuning")
     result = train_setup(setup, files, progress=report)
-    assert result is not None  # this process leads
+    assert result is not None  # a single process is its own leader
     return result
 
 
-def _tuning_spent(context: MethodContext, training: FinetuneResult) -> Effort:
-    """What a training took."""
+def _tuning_effort(context: MethodContext, training: FinetuneResult) -> Effort:
+    """The effort of a fine-tuning run."""
     size = training.settings["batch_size"]
     steps = training.epochs * max(1, len(context.data.train) // size)
-    measured = training.epochs * len(context.data.validation)
-    return Effort(training.seconds, steps, steps * size + measured)
+    evaluated = training.epochs * len(context.data.validation)
+    return Effort(training.seconds, steps, steps * size + evaluated)
 
 
 def comparison(run: ComparisonRun, header: Line, book: Journal) -> Line:
-    """compare.json: what was compared and how, and all recorded pieces."""
+    """The contents of compare.json: the header and all recorded pieces."""
     return {
         "format": FORMAT,
         "version": VERSION,

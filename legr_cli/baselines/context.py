@@ -1,4 +1,4 @@
-"""What every method is given, and what it gives back."""
+"""The interface of a method: its context and its results."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,17 +13,17 @@ from legr_cli.data.dataset import Data
 from legr_cli.journal import Line
 from legr_cli.pruning import Analysis
 from legr_cli.ranking import Ranking, scored
-from legr_cli.search.setup import provenance, subject
+from legr_cli.search.setup import provenance, run_description
 from legr_cli.settings import Compare, Prune
 from legr_cli.targets import Target
 from legr_cli.training.devices import choose
 
-ASIDE = "remove it and go on with --resume"  # what to do about a damaged file inside a comparison
+DAMAGED_ADVICE = "delete it and pass --resume"  # for damaged files within a comparison
 
 
 @dataclass(frozen=True)
 class MethodContext:
-    """One network, one split of the images, one seed: the same for all methods."""
+    """The network, the images and the seed, which are the same for all methods."""
 
     analysis: Analysis
     data: Data
@@ -31,56 +31,59 @@ class MethodContext:
     seed: int
     device: str
     folder: Path  # for journals and rankings
-    dense: Line  # what the network reaches on the validation images
-    tell: Callable[[str], None]  # what is being done now
+    dense: Line  # score of the dense network on the validation images
+    report: Callable[[str], None]  # called with the current step
 
     @property
-    def where(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         """The device to train on."""
         return choose(self.device)
 
-    def file(self, method: str, target: Target | None = None) -> Path:
-        """The ranking of a method, for all targets or for one."""
+    def ranking_file(self, method: str, target: Target | None = None) -> Path:
+        """The file for a method's ranking, for all targets or for one."""
         parts = [method, *([] if target is None else [target.label]), f"seed{self.seed}"]
         return self.folder / f"{'-'.join(parts)}.json"
 
-    def work(self, method: str, target: Target | None = None) -> Path:
-        """Beside it, what the record of rounds is named after; no file itself."""
-        return self.file(method, target).with_suffix(".work")
+    def record_files(self, method: str, target: Target | None = None) -> Path:
+        """A path next to the ranking that the journal and the state are named after."""
+        return self.ranking_file(method, target).with_suffix(".work")  # never written itself
 
-    def cut(self, target: Target) -> Prune:
-        """How a network is cut to a target."""
+    def prune_settings(self, target: Target) -> Prune:
+        """The settings for pruning to a target."""
         return Prune(targets=(target,), align=self.settings.align, min_keep=self.settings.min_keep)
 
-    def plain(self, **settings: Any) -> Line:
-        """These settings and those that all methods have, as JSON has them."""
-        own = self.settings
-        about = {**settings, "align": own.align.name, "min_keep": own.min_keep}
-        return {**about, "batch_size": own.batch_size, "seed": self.seed}
+    def settings_as_json(self, **settings: Any) -> Line:
+        """A method's own settings and the common ones, as journals and rankings store them."""
+        common = self.settings
+        return {
+            **settings,
+            "align": common.align.name,
+            "min_keep": common.min_keep,
+            "batch_size": common.batch_size,
+            "seed": self.seed,
+        }
 
     def header(self, method: str, **settings: Any) -> Line:
-        """What tells this work from other work, for a journal."""
-        return {"method": method, **subject(self.analysis, self.data, self.plain(**settings))}
+        """The header of a method's journal; identifies the run."""
+        stored = self.settings_as_json(**settings)
+        return {"method": method, **run_description(self.analysis, self.data, stored)}
 
     def ranking(self, method: str, scores: np.ndarray, **settings: Any) -> Ranking:
-        """A ranking by units' scores, with all that ranking.json says beside its rows."""
-        about = self.plain(**settings)
-        notes = provenance(self.analysis, self.data, about, self.seed, self.dense)
+        """A ranking by scores of units, with the notes that ranking.json stores."""
+        stored = self.settings_as_json(**settings)
+        notes = provenance(self.analysis, self.data, stored, self.seed, self.dense)
         return replace(scored(self.analysis.filters, scores, method), notes=notes)
 
 
 @dataclass(frozen=True)
-class Level:
-    """A target, the ranking that reaches it, and what that took since the level before.
-
-    `known` has the weights to cut: the dense ones, or what a method made of them.
-    """
+class MethodResult:
+    """The ranking that a method found for a target, and the effort since its previous result."""
 
     target: Target
-    analysis: Analysis
+    analysis: Analysis  # of the network to prune: the dense one, or a copy that the method trained
     ranking: Ranking
     effort: Effort
 
 
-# Of all targets, from high to low, a method makes those that are still to be done.
-Method = Callable[[MethodContext, list[Target], set[Target]], Iterator[Level]]
+# A method gets all targets, from high to low, and yields results for those in the set.
+Method = Callable[[MethodContext, list[Target], set[Target]], Iterator[MethodResult]]

@@ -1,10 +1,10 @@
-"""The table of methods, and how each is run."""
+"""The table of methods, and how search-based methods run."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from legr_cli.baselines.context import ASIDE, Level, Method, MethodContext
+from legr_cli.baselines.context import DAMAGED_ADVICE, Method, MethodContext, MethodResult
 from legr_cli.baselines.effort import Effort
 from legr_cli.baselines.fisher import fisher
 from legr_cli.baselines.gradual import prune_gradually
@@ -22,20 +22,20 @@ from legr_cli.targets import Target, falling, percents
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A method of the table."""
+class MethodEntry:
+    """An entry of the table of methods."""
 
     run: Method
-    each: bool = False  # it starts anew for each target
+    per_target: bool = False  # whether it starts over for each target, with a ranking for each
 
 
 def parse_methods(text: str) -> tuple[str, ...]:
-    """`legr,uniform`, or `all`."""
+    """Parse `legr,uniform`, or `all`."""
     return check_methods(METHODS if text == "all" else [part.strip() for part in text.split(",")])
 
 
 def check_methods(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of methods, all of them known."""
+    """Check that all of these methods exist."""
     names = tuple(names)
     for name in names:
         if name not in METHODS:
@@ -43,96 +43,100 @@ def check_methods(names: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _unsearched(
-    name: str | None, context: MethodContext, _: list[Target], todo: set[Target]
-) -> Iterator[Level]:
-    """Norms alone: nothing to learn, nothing to pay."""
+def _without_search(
+    ranking: str | None, context: MethodContext, _: list[Target], todo: set[Target]
+) -> Iterator[MethodResult]:
+    """Use plain norms or uniform pruning, which cost nothing."""
+    resolved = resolve_ranking(context.analysis, ranking)
     for target in falling(todo):
-        yield Level(target, context.analysis, resolve_ranking(context.analysis, name), Effort())
+        yield MethodResult(target, context.analysis, resolved, Effort())
 
 
-def _once(
+def _search_once(
     name: str,
     explorer: str,
     context: MethodContext,
     targets: list[Target],
     todo: set[Target],
-) -> Iterator[Level]:
-    """One search, as a rule at the lowest target, for all of them; the first one pays for it."""
+) -> Iterator[MethodResult]:
+    """Search once, by default at the lowest target; the effort counts for the highest target."""
     if todo:
-        at = context.settings.search_flops or (targets[-1].value,)
-        ranking, effort = _searched(name, explorer, context, at, None)
+        flops = context.settings.search_flops or (targets[-1].value,)
+        ranking, effort = _search(name, explorer, context, flops, None)
         for target in falling(todo):
-            yield Level(
-                target, context.analysis, ranking, effort if target == targets[0] else Effort()
-            )
+            spent = effort if target == targets[0] else Effort()
+            yield MethodResult(target, context.analysis, ranking, spent)
 
 
-def _each(
+def _search_per_target(
     name: str, explorer: str, context: MethodContext, _: list[Target], todo: set[Target]
-) -> Iterator[Level]:
-    """A search for each target."""
+) -> Iterator[MethodResult]:
+    """Search separately for each target."""
     for target in falling(todo):
-        yield Level(
-            target, context.analysis, *_searched(name, explorer, context, (target.value,), target)
-        )
+        ranking, effort = _search(name, explorer, context, (target.value,), target)
+        yield MethodResult(target, context.analysis, ranking, effort)
 
 
-def _searched(
+def _search(
     name: str,
     explorer: str,
     context: MethodContext,
-    at: tuple[float, ...],
-    only: Target | None,
+    flops: tuple[float, ...],
+    target: Target | None,
 ) -> tuple[Ranking, Effort]:
-    """A search on record, what it found and what it took."""
-    settings = with_steps(context.settings.search(at, context.seed))
-    setup = SearchSetup(context.analysis, context.data, settings, context.device, name, explorer)
-    history = history_of(context.file(name, only))
+    """Run or resume a search; return its ranking and its effort.
 
-    def watch(state: SearchProgress) -> None:
+    `target` is None if the ranking is for all targets.
+    """
+    settings = with_steps(context.settings.search(flops, context.seed))
+    setup = SearchSetup(context.analysis, context.data, settings, context.device, name, explorer)
+    history = history_of(context.ranking_file(name, target))
+
+    def on_progress(state: SearchProgress) -> None:
         best = f"best {state.best['accuracy']:.2%}"
-        context.tell(f"candidate {state.done}/{settings.candidates} at {percents(at)}, {best}")
+        context.report(f"candidate {state.done}/{settings.candidates} at {percents(flops)}, {best}")
 
     header = {**setup.header, "dense": context.dense}
-    with journal(history, replace(HISTORY, anew=ASIDE), header, resume=True) as book:
+    with journal(history, replace(HISTORY, anew=DAMAGED_ADVICE), header, resume=True) as book:
         pool = setup.pool()
         try:
-            found = search(
+            result = search(
                 setup.analysis,
                 settings,
                 setup.strategy,
                 pool,
                 book,
-                watch,
-                context.tell,
+                on_progress,
+                context.report,
             )
         finally:
             pool.shutdown()
-        tried = [line for line in book.lines.values() if "seconds" in line]
-        thought = sum(line.get("think_seconds", 0.0) for line in book.lines.values())
+        evaluated = [line for line in book.lines.values() if "seconds" in line]
+        think_seconds = sum(line.get("think_seconds", 0.0) for line in book.lines.values())
     effort = Effort(
-        sum(line["seconds"] for line in tried) + thought,
-        len(tried) * len(at) * (settings.steps or 0) * adaptation(settings.fitness).trains,
-        len(tried) * setup.candidate_images(),
+        sum(line["seconds"] for line in evaluated) + think_seconds,
+        len(evaluated) * len(flops) * (settings.steps or 0) * adaptation(settings.fitness).trains,
+        len(evaluated) * setup.candidate_images(),
     )
-    return setup.ranking(found, context.dense, history.name), effort
+    return setup.ranking(result, context.dense, history.name), effort
 
 
-def _fisher(context: MethodContext, targets: list[Target], todo: set[Target]) -> Iterator[Level]:
-    """With λ as it was set."""
+def _fisher(
+    context: MethodContext, targets: list[Target], todo: set[Target]
+) -> Iterator[MethodResult]:
+    """FisherPruning with λ from the settings."""
     criterion = fisher(context.settings.fisher_weight)
     return prune_gradually("fisher", criterion, context, targets, todo)
 
 
 METHODS = {
-    "legr": Entry(partial(_once, "legr", "evolution")),
-    "norm": Entry(partial(_unsearched, None)),
-    "uniform": Entry(partial(_unsearched, "uniform")),
-    "random": Entry(partial(_once, "random", "random")),
-    "legr-ddpg": Entry(partial(_once, "legr-ddpg", "ddpg")),
-    "amc": Entry(partial(_each, "amc", "amc"), each=True),
-    "taylor": Entry(partial(prune_gradually, "taylor", TAYLOR)),
-    "fisher": Entry(_fisher),
-    "morphnet": Entry(morphnet, each=True),
+    "legr": MethodEntry(partial(_search_once, "legr", "evolution")),
+    "norm": MethodEntry(partial(_without_search, None)),
+    "uniform": MethodEntry(partial(_without_search, "uniform")),
+    "random": MethodEntry(partial(_search_once, "random", "random")),
+    "legr-ddpg": MethodEntry(partial(_search_once, "legr-ddpg", "ddpg")),
+    "amc": MethodEntry(partial(_search_per_target, "amc", "amc"), per_target=True),
+    "taylor": MethodEntry(partial(prune_gradually, "taylor", TAYLOR)),
+    "fisher": MethodEntry(_fisher),
+    "morphnet": MethodEntry(morphnet, per_target=True),
 }

@@ -1,7 +1,8 @@
-"""What a channel is worth by the loss: the gradient of a gate of ones that stands before it.
+"""Gradients of gates: how the loss depends on each channel.
 
-For a channel z that a layer reads, the gradient of its gate is Σ over positions of z · ∂loss/∂z: of
-each image by itself, and all at once for every layer. Taylor and FisherPruning both begin here.
+A gate multiplies a channel that a layer reads by one. For a channel z, the gradient of its gate is
+Σ over positions of z · ∂loss/∂z. One backward pass gives it for every layer and every image. Taylor
+and FisherPruning are both based on it.
 """
 
 from collections.abc import Callable
@@ -15,19 +16,21 @@ from legr_cli.channels.flow import Layer
 from legr_cli.channels.gates import GatedInterpreter, broadcastable, mask_channels
 from legr_cli.channels.units import Units
 
-Reads = list[np.ndarray]  # for each gate, the units of the channels that its layer reads; or -1
+GateUnits = list[np.ndarray]  # for each gate, the units of its channels; -1: no unit
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """A way to score units: what a batch adds to a sum, and what the sum's mean is worth."""
+    """A way to score units: what each batch adds to a sum, and the scores from its mean."""
 
-    take: Callable[[list[Tensor], Reads, int], Tensor]  # of gradients (images × channels) by gate
-    score: Callable[[np.ndarray, Reads, np.ndarray], np.ndarray]  # beside it: FLOPs that go with u
+    # gradients (images × channels) and units of each gate, number of units → sum over images
+    accumulate: Callable[[list[Tensor], GateUnits, int], Tensor]
+    # mean over images, units of each gate, FLOPs that removing each unit saves → scores
+    score: Callable[[np.ndarray, GateUnits, np.ndarray], np.ndarray]
 
 
-class Probed(nn.Module):
-    """A network whose removed units are silenced and whose gates keep their gradients."""
+class GatedNetwork(nn.Module):
+    """A network that masks its removed units and, in training mode, adds gates."""
 
     def __init__(self, units: Units) -> None:
         super().__init__()
@@ -36,14 +39,14 @@ class Probed(nn.Module):
         self._gates: list[tuple[Layer, Tensor]] = []
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the network says; while it trains, with new gates."""
+        """Run the network, with new gates in training mode."""
         self._gates = []
-        answer: Tensor = GatedInterpreter(self.traced, self.units.flow, self._gate).run(images)
-        return answer
+        outputs: Tensor = GatedInterpreter(self.traced, self.units.flow, self._gate).run(images)
+        return outputs
 
     def _gate(self, layer: Layer, x: Tensor) -> Tensor:
-        stays = torch.from_numpy(self.units.keeps(self.kept, layer.into)).to(x.device)
-        x = mask_channels(layer, x, stays)
+        mask = torch.from_numpy(self.units.keeps(self.kept, layer.into)).to(x.device)
+        x = mask_channels(layer, x, mask)
         if not self.training:
             return x
         ones = x.new_ones(len(x), len(layer.into), requires_grad=True)
@@ -51,21 +54,25 @@ class Probed(nn.Module):
         return x * broadcastable(layer, x, ones)
 
     @property
-    def reads(self) -> Reads:
-        """The units before each gate of the last step."""
+    def gate_units(self) -> GateUnits:
+        """The units of each gate's channels, in the last step."""
         return [self.units.unit_of(layer.into) for layer, _ in self._gates]
 
     def gradients(self, images: int) -> list[Tensor]:
-        """Of each image's own loss, after a step on the mean loss of so many images."""
-        found = []
+        """For each gate, images × channels: gradients of each image's own loss.
+
+        Call it after backpropagating the mean loss over this number of images.
+        """
+        gradients = []
         for layer, gate in self._gates:
-            own = torch.zeros_like(gate) if gate.grad is None else gate.grad
-            found.append(own.reshape(images, -1, len(layer.into)).sum(1) * images)
-        return found
+            gradient = torch.zeros_like(gate) if gate.grad is None else gate.grad
+            # a layer may see several rows per image; the mean loss divides by the images
+            gradients.append(gradient.reshape(images, -1, len(layer.into)).sum(1) * images)
+        return gradients
 
 
-def by_unit(values: Tensor, units: np.ndarray, count: int) -> Tensor:
-    """Sums of the last dimension by unit; channels of no unit are left out."""
+def sum_by_unit(values: Tensor, units: np.ndarray, count: int) -> Tensor:
+    """Sum the last dimension by unit; channels without a unit (-1) are left out."""
     index = torch.from_numpy(units).to(values.device)
-    sums = values.new_zeros(*values.shape[:-1], count + 1)  # the last is for those of no unit
+    sums = values.new_zeros(*values.shape[:-1], count + 1)  # the extra column collects unit -1
     return sums.index_add_(-1, index % (count + 1), values)[..., :-1]

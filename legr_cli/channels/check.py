@@ -8,13 +8,14 @@ from torch import fx, nn
 
 from legr_cli.channels.flow import Layer
 from legr_cli.channels.gates import GatedInterpreter, mask_channels
-from legr_cli.channels.id_tensors import tensors
-from legr_cli.channels.trace import evaluating
+from legr_cli.channels.inputs import Call, submodule
+from legr_cli.channels.structures import tensors
+from legr_cli.channels.switches import WithoutNoise, evaluating
 from legr_cli.channels.units import Kept, Units
 
 
 def masked_output(
-    units: Units, kept: Kept, images: torch.Tensor, traced: fx.GraphModule | None = None
+    units: Units, kept: Kept, call: Call, traced: fx.GraphModule | None = None
 ) -> Any:
     """Return the dense network's output with the removed channels zeroed before every layer."""
     traced = traced or units.flow.traced
@@ -23,8 +24,8 @@ def masked_output(
         stays = torch.from_numpy(units.keeps(kept, layer.into)).to(x.device)
         return mask_channels(layer, x, stays)
 
-    with evaluating(traced):
-        return GatedInterpreter(traced, units.flow, gate).run(images)
+    with evaluating(traced), WithoutNoise():
+        return GatedInterpreter(traced, units.flow, gate).run(*call.positional(traced))
 
 
 def disagreement(units: Units, kept: Kept, smaller: nn.Module, exact: bool = False) -> float:
@@ -33,14 +34,13 @@ def disagreement(units: Units, kept: Kept, smaller: nn.Module, exact: bool = Fal
     It is relative to the largest value of the output. `exact` computes in double precision, to
     distinguish mistakes from rounding errors.
     """
-    traced = units.flow.traced
+    traced, smaller = units.flow.traced, submodule(smaller, units.source.module)
     if exact:
         traced, smaller = copy.deepcopy(traced).double(), copy.deepcopy(smaller).double()
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(2, *units.input_shape, generator=generator).to(next(traced.parameters()))
-    expected = tensors(masked_output(units, kept, images, traced))
-    with evaluating(smaller):
-        actual = tensors(smaller(images))
+    call = units.source.call(batch=2).like(next(traced.parameters()))
+    expected = tensors(masked_output(units, kept, call, traced))
+    with evaluating(smaller), WithoutNoise():
+        actual = tensors(call.run(smaller))
     if [t.shape for t in expected] != [t.shape for t in actual]:
         return float("inf")
     return max(_relative_difference(a, b) for a, b in zip(expected, actual, strict=True))

@@ -1,36 +1,42 @@
 """Find the units of a network."""
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch import fx, nn
+from torch import nn
 
-from legr_cli.channels.id_tensors import tensors
+from legr_cli.channels.inputs import Call, Shapes, Source
 from legr_cli.channels.push import push
 from legr_cli.channels.rewrite import check_shape_ops
-from legr_cli.channels.trace import evaluating, fixed_seed, run_once, trace
+from legr_cli.channels.structures import tensors
+from legr_cli.channels.switches import evaluating, fixed_seed
+from legr_cli.channels.trace import Traced, trace
 from legr_cli.channels.units import Units, assign_units
 from legr_cli.errors import ModelError
 
 
-def couple(model: nn.Module, input_shape: tuple[int, ...]) -> Units:
+def couple(model: nn.Module, input_shape: Shapes, module: str = "") -> Units:
     """Trace `model` and group its channels into units; `model` is left unchanged.
 
-    `input_shape` is the size of one image (channels, height, width). Removal is tried out on random
-    plans; channels in the way of an op that cannot be adapted are pinned, with the op as reason.
+    `input_shape` is the size of one image (channels, height, width), or that of each input by name.
+    `module` names the part of the network to look at, whatever surrounds it. Removal is tried out
+    on random plans; channels in the way of an op that cannot be adapted are pinned, with the op as
+    reason.
 
     Raises ModelError if the network cannot be traced, does not run on such an image, or has no
     channel that can be removed.
 
         units = couple(torchvision.models.resnet18(), (3, 224, 224))
     """
-    traced = trace(model)
-    flow = push(traced, _record_values(model, traced, input_shape))
-    units = assign_units(flow, input_shape)
+    source = Source(model, input_shape, module)
+    traced = trace(source.part, source.call(batch=2))
+    _verify(source, traced)
+    flow = push(traced.graph_module, traced.values)
+    units = assign_units(flow, source)
     while failures := check_shape_ops(units):
         for value, reason in failures:
             flow.pin(value, reason)
-        previous_count, units = units.count, assign_units(flow, input_shape)
+        previous_count, units = units.count, assign_units(flow, source)
         if units.count == previous_count:
             raise ModelError(
                 f"cannot prune around {failures[0][1]}: this is a bug in legr, please report it "
@@ -43,30 +49,56 @@ def couple(model: nn.Module, input_shape: tuple[int, ...]) -> Units:
     return units
 
 
-def _record_values(
-    model: nn.Module, traced: fx.GraphModule, input_shape: tuple[int, ...]
-) -> dict[fx.Node, Any]:
-    """Return the value of every node on two images (a batch of one would look like a broadcast).
+def _verify(source: Source, traced: Traced) -> None:
+    """Compare the graph with the network on other images, in a batch of another size.
 
-    The graph must compute the same output as the network, which it may not: torch.fx does not see,
-    for example, that a tensor is modified in place under another name.
+    If the network's code reads values of tensors, for example in a condition, the images are of
+    several kinds. Raises ModelError if an output differs.
     """
-    tensor = next(model.parameters(), torch.zeros(()))
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(2, *input_shape, generator=generator).to(tensor)
-    output, values = run_once(traced, images)
-    if tensor.is_meta:
-        return values
-    with evaluating(model), fixed_seed():
-        expected = tensors(model(images))
-    actual = tensors(output)
-    same = len(expected) == len(actual) and all(
+    if any(tensor.is_meta for tensor in source.part.parameters()):
+        return
+    call = source.call(batch=1, seed=1)
+    calls = [call]
+    if traced.read_values:
+        for change in (torch.neg, torch.zeros_like, lambda x: x * 10 - 5, lambda x: (x - 0.5) / 10):
+            calls.append(call.with_tensors([_changed(x, change) for x in call.tensors]))
+    for other in calls:
+        if not _agree(source.part, traced.graph_module, other):
+            raise ModelError(_unfaithful(traced))
+
+
+def _changed(x: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Other values in a tensor of floats."""
+    return change(x) if x.is_floating_point() else x
+
+
+def _agree(model: nn.Module, graph_module: nn.Module, call: Call) -> bool:
+    """Whether two networks give the same output, up to rounding; or the first refuses the input."""
+    try:
+        with evaluating(model), fixed_seed():
+            expected = tensors(call.run(model))
+    except Exception:
+        return True
+    try:
+        with evaluating(graph_module), fixed_seed():
+            actual = tensors(call.run(graph_module))
+    except Exception:
+        return False
+    return len(expected) == len(actual) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
         for a, b in zip(expected, actual, strict=True)
     )
-    if not same:
-        raise ModelError(
-            "the traced graph computes another output than the network: part of its code is "
-            "invisible to torch.fx, such as a tensor modified in place under another name"
+
+
+def _unfaithful(traced: Traced) -> str:
+    """Why a graph cannot stand for its network, and what to do."""
+    advice = "move this out of forward, or prune a part of the network without it (--module)"
+    if traced.read_values:
+        return (
+            "the network's output depends on the values that its code reads from tensors at "
+            f"{traced.read_values[0]}; {advice}"
         )
-    return values
+    return (
+        "the traced graph computes another output than the network on another image: part of its "
+        f"code runs outside torch, for example in NumPy; {advice}"
+    )

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from legr_cli.channels.id_tensors import Ids, collapse, tensors
+from legr_cli.channels.id_tensors import Ids, collapse
 from legr_cli.channels.ops import OpKind
 from legr_cli.channels.slicing import Axes
+from legr_cli.channels.structures import tensors
 
 
 @dataclass(frozen=True)

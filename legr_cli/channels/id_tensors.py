@@ -8,20 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import fx
 
-from legr_cli.channels.trace import TensorShape
+from legr_cli.channels.record import TensorShape
+from legr_cli.channels.structures import tensors
 
 Ids = torch.Tensor
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    """List the tensors in nested tuples, lists and dicts."""
-    result: list[torch.Tensor] = []
-    fx.node.map_aggregate(
-        value, lambda v: result.append(v) if isinstance(v, torch.Tensor) else None
-    )
-    return result
 
 
 def first_tensor(args: Any, kwargs: Any) -> Ids:

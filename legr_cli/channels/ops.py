@@ -18,6 +18,7 @@ from torch import fx, nn
 from torchvision.ops import StochasticDepth
 
 from legr_cli.channels import flops
+from legr_cli.channels.functional import assigned
 
 
 class OpKind(Enum):
@@ -45,10 +46,9 @@ class OpFacts:
     reshapes: bool = False  # the result is `x.reshape(...)` to other sizes
     takes_sizes: bool = False  # the arguments after the input are those sizes
     copies: bool = False  # shape op: the result never shares memory with the input
+    only_first: bool = False  # elementwise: only the first argument's values matter
     indexes: bool = False  # also takes a tensor of indices
-    parts: Callable[[fx.Node], int | None] | None = None  # length of the tuple that a call returns
     in_place: bool = False  # modifies its first argument, though its name has no trailing `_`
-    assertion: bool = False  # tracing removes the call
     train_as: type[nn.Module] | None = None  # module that replaces a call frozen in eval mode
     element_flops: Callable[[Any], int] | None = None  # norm: FLOPs per element
     channel_flops: Callable[..., int] | None = None  # spatial op: FLOPs per channel of one image
@@ -80,18 +80,6 @@ def _prelu_kind(node: fx.Node, module: Any) -> OpKind | None:
 def _group_norm_kind(node: fx.Node, module: Any) -> OpKind | None:
     """A GroupNorm with one group normalizes over all channels, so none of them can go."""
     return OpKind.UNKNOWN if module.num_groups == 1 else None
-
-
-def _chunk_parts(node: fx.Node) -> int | None:
-    """The number of chunks, if it is a constant."""
-    chunks = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
-    return chunks if isinstance(chunks, int) else None
-
-
-def _split_parts(node: fx.Node) -> int | None:
-    """The number of sections, if their sizes are listed."""
-    sections = node.args[1] if len(node.args) > 1 else None
-    return len(sections) if isinstance(sections, list | tuple) else None
 
 
 Op = type[nn.Module] | Callable[..., Any] | str  # a module class, a function or a method's name
@@ -136,8 +124,9 @@ OPS: dict[OpFacts, tuple[Op, ...]] = {
         "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "add", "add_", "sub", "sub_", "mul", "mul_",
         "div", "div_", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "square", "reciprocal",
         "erf", "sin", "cos", "sign", "clamp", "clamp_", "clamp_min", "clamp_max", "clip", "clip_",
-        "clone", "detach", "float", "half", "double", "to", "type_as",
+        "clone", "detach", "float", "half", "double", "bfloat16",
     ),
+    OpFacts(OpKind.ELEMENTWISE, only_first=True): ("to", "type_as", "type"),
     OpFacts(OpKind.ELEMENTWISE, train_as=nn.Dropout): (F.dropout,),
     OpFacts(OpKind.ELEMENTWISE, leaf=True): (StochasticDepth,),
     OpFacts(OpKind.ELEMENTWISE, in_place=True): (
@@ -145,13 +134,13 @@ OPS: dict[OpFacts, tuple[Op, ...]] = {
     ),
 
     OpFacts(OpKind.SHAPE): (
-        torch.tensor_split, torch.unbind, torch.permute, torch.transpose, torch.swapaxes,
-        torch.movedim, torch.unsqueeze, torch.narrow, torch.select, torch.broadcast_to,
-        "tensor_split", "unbind", "permute", "transpose", "swapaxes", "movedim", "unsqueeze",
-        "narrow", "select", "expand", "expand_as", "view", "view_as", "reshape_as", "contiguous",
+        torch.chunk, torch.split, torch.tensor_split, torch.unbind, torch.permute,
+        torch.transpose, torch.swapaxes, torch.movedim, torch.unsqueeze, torch.narrow,
+        torch.select, torch.broadcast_to,
+        "chunk", "split", "tensor_split", "unbind", "permute", "transpose", "swapaxes", "movedim",
+        "unsqueeze", "narrow", "select", "expand", "expand_as", "view", "view_as", "reshape_as",
+        "contiguous",
     ),
-    OpFacts(OpKind.SHAPE, parts=_chunk_parts): (torch.chunk, "chunk"),
-    OpFacts(OpKind.SHAPE, parts=_split_parts): (torch.split, "split"),
     OpFacts(OpKind.SHAPE, reshapes=True): (
         nn.Flatten, nn.Unflatten, torch.flatten, torch.unflatten, torch.squeeze,
         "flatten", "unflatten", "squeeze",
@@ -162,7 +151,7 @@ OPS: dict[OpFacts, tuple[Op, ...]] = {
         nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d,
         torch.cat, torch.concat, torch.concatenate, torch.stack, torch.flip, torch.roll, torch.tile,
         torch.repeat_interleave, torch.zeros, torch.zeros_like,
-        F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle,
+        F.pixel_shuffle, F.pixel_unshuffle, F.channel_shuffle, assigned,
         "repeat", "repeat_interleave", "flip", "roll", "tile", "new_zeros",
     ),
     OpFacts(OpKind.SHAPE, copies=True, kind_if=_pad_kind): (F.pad,),
@@ -193,10 +182,9 @@ OPS: dict[OpFacts, tuple[Op, ...]] = {
         "size", "shape", "dim", "ndim", "numel", "dtype", "device", "is_floating_point",
     ),
 
-    # ops without a rule: norms that are named as the reason of a pin, in-place operators, asserts
+    # ops without a rule: norms that are named as the reason of a pin, in-place operators
     OpFacts(OpKind.UNKNOWN, leaf=True): (nn.LayerNorm, nn.LocalResponseNorm),
     OpFacts(OpKind.UNKNOWN, in_place=True): (operator.setitem, operator.ipow),
-    OpFacts(OpKind.UNKNOWN, assertion=True): (torch._assert,),
 }
 # fmt: on
 

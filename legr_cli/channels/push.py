@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Term
-from legr_cli.channels.id_tensors import Ids, expand_along, tensors
+from legr_cli.channels.id_tensors import Ids, expand_along
 from legr_cli.channels.ops import (
     OpKind,
     describe,
@@ -22,9 +22,11 @@ from legr_cli.channels.ops import (
     may_be_view,
     node_facts,
 )
+from legr_cli.channels.record import TensorShape
 from legr_cli.channels.rules import RULES, reads_only_metadata
 from legr_cli.channels.slicing import width_out
-from legr_cli.channels.trace import TensorShape, fetch_attr
+from legr_cli.channels.structures import tensors
+from legr_cli.channels.trace import fetch_attr
 
 
 def push(traced: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Flow:
@@ -71,6 +73,10 @@ def _push_node(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> Any:
 
 def _push_input(flow: Flow, node: fx.Node, shape: Any) -> Any:
     """Create pinned ids for an input of the network; other arguments of `forward` have none."""
+    if isinstance(shape, dict):
+        return {key: _push_input(flow, node, part) for key, part in shape.items()}
+    if isinstance(shape, list):
+        return [_push_input(flow, node, part) for part in shape]
     if not isinstance(shape, TensorShape):
         return shape
     ids = flow.new_ids(shape[1] if len(shape) > 1 else 1)
@@ -141,7 +147,9 @@ def _push_attribute(flow: Flow, node: fx.Node) -> Any:
         node_facts(user).indexes and user.args[0] is not node for user in node.users
     ):
         return value.cpu()
-    if any(map(is_functional_layer, node.users)) or value.numel() == 1:
+    if all(node_facts(user).kind is OpKind.METADATA for user in node.users) or value.numel() == 1:
+        return torch.zeros((), dtype=torch.long).expand(value.shape)
+    if any(map(is_functional_layer, node.users)):
         return torch.zeros((), dtype=torch.long).expand(value.shape)
     if name not in flow.channelwise:
         id_tensor = flow.new_ids(value.numel()).reshape(value.shape)

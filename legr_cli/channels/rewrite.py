@@ -12,10 +12,11 @@ from torch import fx
 
 from legr_cli.channels.dry_run import DryRun, Reshape, Rewrite, pruned_ids, result_or_none
 from legr_cli.channels.gather import gather
-from legr_cli.channels.id_tensors import Ids, tensors
+from legr_cli.channels.id_tensors import Ids
 from legr_cli.channels.ops import OpKind, describe, node_facts
 from legr_cli.channels.push import map_arguments
 from legr_cli.channels.rules import reads_only_metadata, run_op
+from legr_cli.channels.structures import tensors
 from legr_cli.channels.units import Kept, Units
 
 
@@ -44,7 +45,9 @@ def _run_node(dry_run: DryRun, node: fx.Node, modules: dict[str, Any]) -> Any:
     dense = flow.id_tensors[node]
     if node.op == "output":
         return None
-    if node.op in ("placeholder", "get_attr"):
+    if node.op == "placeholder":
+        return dense  # inputs are pinned
+    if node.op == "get_attr":
         return pruned_ids(dry_run, dense) if flow.has_ids(node) else dense
     args, kwargs = map_arguments(node, dry_run.values)
     kind = flow.kinds.get(node)

@@ -13,11 +13,12 @@ import torch
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Term
-from legr_cli.channels.id_tensors import Ids, compact, expand_along, first_tensor, tensors, varies
+from legr_cli.channels.id_tensors import Ids, compact, expand_along, first_tensor, varies
 from legr_cli.channels.layers import layer_rule
 from legr_cli.channels.ops import OpKind, describe, module_facts, node_facts
+from legr_cli.channels.record import TensorShape
 from legr_cli.channels.slicing import channel_axes, slices_like_base, width_out
-from legr_cli.channels.trace import TensorShape
+from legr_cli.channels.structures import tensors
 
 
 def run_op(node: fx.Node, modules: dict[str, nn.Module], args: Any, kwargs: Any) -> Any:
@@ -77,7 +78,8 @@ def _elementwise(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any)
     if not isinstance(shape, TensorShape):
         return None
     operands = []
-    for id_tensor in tensors((args, kwargs)):
+    only_first = module is None and node_facts(node).only_first
+    for id_tensor in tensors((args, kwargs))[: 1 if only_first else None]:
         if id_tensor.numel() == 1 < math.prod(shape):
             continue  # one number for all channels
         id_tensor = id_tensor.reshape((1,) * (len(shape) - id_tensor.ndim) + id_tensor.shape)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from legr_cli.channels.ops import GROUP_COUNTS, IN_WIDTHS, OUT_WIDTHS, module_facts
-from legr_cli.channels.trace import evaluating
+from legr_cli.channels.switches import evaluating
 
 
 @dataclass(frozen=True)

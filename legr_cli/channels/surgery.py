@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from legr_cli.channels.dry_run import Gather, Reshape, kept_box
+from legr_cli.channels.inputs import Source
 from legr_cli.channels.layers import ARGUMENTS, layer_at
 from legr_cli.channels.rewrite import plan_rewrites
 from legr_cli.channels.slicing import Axes, as_parameter_like, slice_module, slice_tensor
@@ -16,8 +17,10 @@ from legr_cli.channels.units import Kept, Units, kept_index
 from legr_cli.errors import ModelError
 
 
-def apply(units: Units, kept: Kept) -> fx.GraphModule:
+def apply(units: Units, kept: Kept) -> nn.Module:
     """Return a copy of the network with only the kept units, in evaluation mode.
+
+    If the units are those of a part of the network, the copy has a smaller part in its place.
 
     `kept` has one bool per unit. The dense network is left unchanged. Raises ModelError if an op
     cannot be adapted to this plan.
@@ -46,7 +49,18 @@ def apply(units: Units, kept: Kept) -> fx.GraphModule:
             copied[node] = _emit_gather(graph, root, rewrite, copied, node.name)
     smaller = fx.GraphModule(root, graph, type(flow.traced).__name__)
     drop_unused(smaller)
-    return smaller.eval()
+    return _put_back(units.source, smaller.eval())
+
+
+def _put_back(source: Source, smaller: nn.Module) -> nn.Module:
+    """A copy of the network with a smaller part, which keeps the part's other attributes."""
+    if not source.module:
+        return smaller
+    part = source.part
+    for name, value in vars(part).items():  # such as `out_channels`, which others may read
+        if not name.startswith("_") and not hasattr(smaller, name):
+            smaller.__dict__[name] = copy.deepcopy(value)
+    return copy.deepcopy(source.model, {id(part): smaller}).eval()
 
 
 def _set_groups(units: Units, kept: Kept, new: fx.Node, node: fx.Node) -> None:

@@ -6,7 +6,9 @@ import numpy as np
 import torch
 
 from legr_cli.channels.flow import Flow
-from legr_cli.channels.id_tensors import Ids, collapse, connected_components, tensors
+from legr_cli.channels.id_tensors import Ids, collapse, connected_components
+from legr_cli.channels.inputs import Source
+from legr_cli.channels.structures import tensors
 
 Kept = np.ndarray  # a plan: for each unit, whether it is kept
 
@@ -29,7 +31,7 @@ class Units:
     count: int
     pins: tuple[Pin, ...]
     tensor_units: tuple[np.ndarray, ...]  # units of tensors that would vanish without all of them
-    input_shape: tuple[int, ...]
+    source: Source
 
     def unit_of(self, ids: Ids) -> np.ndarray:
         """Return the unit of each id; -1 for channels that always stay."""
@@ -48,7 +50,7 @@ class Units:
         return kept
 
 
-def assign_units(flow: Flow, input_shape: tuple[int, ...]) -> Units:
+def assign_units(flow: Flow, source: Source) -> Units:
     """Number the sets of tied ids that contain output channels of a layer and no pinned id."""
     label = connected_components(flow.id_count, flow.ties)
     reason_of: dict[int, str] = {}
@@ -72,7 +74,7 @@ def assign_units(flow: Flow, input_shape: tuple[int, ...]) -> Units:
         pins.append(Pin(name, width, f"{kind} ({name})"))
     unit_of_id = unit_of_root[label]
     tensor_units = _tensor_units(flow, unit_of_id)
-    return Units(flow, unit_of_id, len(free), tuple(pins), tensor_units, tuple(input_shape))
+    return Units(flow, unit_of_id, len(free), tuple(pins), tensor_units, source)
 
 
 def _tensor_units(flow: Flow, unit_of_id: np.ndarray) -> tuple[np.ndarray, ...]:

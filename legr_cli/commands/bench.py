@@ -2,19 +2,24 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from legr_cli.commands import options
+from legr_cli.commands.options import setting
 from legr_cli.errors import BenchError, OutputError, SettingError
+
+if TYPE_CHECKING:
+    from legr_cli.deploy.bench_models import BenchModels
+    from legr_cli.settings import Bench
 
 
 def bench(
-    models: Annotated[
+    networks: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL…",
+            metavar="NETWORK",
             show_default=False,
             help="Networks to time: .onnx files, files written by legr, weights files for --arch, "
             "torchvision:NAME or random:NAME; or bench.json files, to show earlier measurements.",
@@ -23,63 +28,44 @@ def bench(
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL",
-            show_default="first MODEL",
+            metavar="NETWORK",
+            show_default="first NETWORK",
             help="Baseline for latency ratios, such as the dense network; timed with the others.",
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", show_default=False, help="Write the results to this .json file."
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Write the results to this .json file.")
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            show_default=False,
             help="Plot latency against FLOPs to this .svg, .png or .pdf file.",
         ),
     ] = None,
     threads: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            rich_help_panel=options.HARDWARE,
-            help="Number of threads ONNX Runtime uses.",
-        ),
+        int, setting(options.HARDWARE, "N", "Number of threads that ONNX Runtime uses.")
     ] = 1,
     seconds: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            rich_help_panel=options.HARDWARE,
-            help="Measurement time per network.",
-        ),
+        float, setting(options.HARDWARE, "SECONDS", "Measurement time per network.")
     ] = 3.0,
     core: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            show_default="fastest core",
-            rich_help_panel=options.HARDWARE,
-            help="CPU core to pin the measurement to.",
-        ),
+        setting(options.HARDWARE, "N", "CPU core to pin the measurement to.", "fastest core"),
     ] = None,
     ssh: options.Ssh = None,
     python: options.Python = "python3",
     bundle: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            show_default=False,
-            rich_help_panel=options.BOARD,
-            help="Do not measure; write the networks and the benchmark script to this folder, for "
-            "a board without ssh.",
+        setting(
+            options.BOARD,
+            "DIR",
+            "Do not measure; write the networks and the benchmark script to this folder, for a "
+            "board without ssh.",
         ),
     ] = None,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -97,30 +83,25 @@ def bench(
       legr bench small.onnx dense.onnx --ssh me@jetson --out jetson.json
     """
     from legr_cli.commands.bench_view import bundle_and_show, show_measurements
-    from legr_cli.commands.invocation import command_line
-    from legr_cli.commands.progress import ProgressDisplay
-    from legr_cli.deploy.bench import Asked, bench_networks
+    from legr_cli.deploy.bench_models import BenchModels
     from legr_cli.settings import Bench, parse_input
 
     settings = Bench(threads=threads, seconds=seconds, core=core)
-    chosen = tuple(dict.fromkeys(models if against is None else [against, *models]))
-    asked = Asked(chosen, arch, classes, parse_input(input_shape))
+    chosen = tuple(dict.fromkeys(networks if against is None else [against, *networks]))
+    named = BenchModels(chosen, arch, classes, parse_input(input_shape), weights=weights)
     _check_files(out, plot, bundle)
     if bundle is not None:
         if out or plot or ssh:
             raise SettingError("--bundle does not measure: remove --out, --plot and --ssh")
-        bundle_and_show(asked, settings, bundle)
+        bundle_and_show(named, settings, bundle)
         return
-    old = any(model.endswith(".json") for model in chosen)
-    if old:
-        found = _read(chosen, ssh)
+    if any(name.endswith(".json") for name in chosen):
+        found, stopped = _read(chosen, ssh), False
     else:
-        with ProgressDisplay() as display:
-            need: dict[str, Any] = {"need_flops": plot is not None, "progress": display.report}
-            measured = bench_networks(asked, settings, ssh, python, **need)
-        found = [{**measured, "command": command_line()}]
+        found = [_measured(named, settings, ssh, python, need_flops=plot is not None)]
+        stopped = "stopped" in found[0]
     show_measurements(found, as_json)
-    if found[0].get("stopped") and not old:
+    if stopped:
         raise KeyboardInterrupt("interrupted: only the runs so far are shown; no file was written")
     _write(found, out, plot)
 
@@ -142,12 +123,27 @@ def _check_files(out: Path | None, plot: Path | None, bundle: Path | None) -> No
         raise OutputError(f"--bundle {bundle} is a file: name a folder")
 
 
-def _read(models: tuple[str, ...], ssh: str | None) -> list[dict[str, Any]]:
-    """Read earlier measurements."""
-    from legr_cli.deploy.bench import read_bench
+def _measured(
+    named: "BenchModels", settings: "Bench", ssh: str | None, python: str, need_flops: bool
+) -> dict[str, Any]:
+    """Measure, with a progress bar; Ctrl-C leaves what was measured so far."""
+    from legr_cli.commands.invocation import command_line
+    from legr_cli.commands.progress import ProgressDisplay
+    from legr_cli.deploy.bench import bench_networks
 
-    files = [model for model in models if model.endswith(".json")]
-    if len(files) < len(models):
+    with ProgressDisplay() as display:
+        measured = bench_networks(
+            named, settings, ssh, python, need_flops=need_flops, progress=display.report
+        )
+    return {**measured, "command": command_line()}
+
+
+def _read(names: tuple[str, ...], ssh: str | None) -> list[dict[str, Any]]:
+    """Read earlier measurements."""
+    from legr_cli.deploy.bench_json import read_bench
+
+    files = [name for name in names if name.endswith(".json")]
+    if len(files) < len(names):
         raise SettingError(f"{files[0]} is a measurement: pass only networks or only measurements")
     if ssh:
         raise SettingError("--ssh has no effect on earlier measurements: pass networks instead")
@@ -161,7 +157,7 @@ def _write(found: list[dict[str, Any]], out: Path | None, plot: Path | None) -> 
     from legr_cli.files import staged
 
     if out is not None and len(found) > 1:
-        raise BenchError("--out takes a single measurement")
+        raise BenchError("--out takes a single measurement: pass one bench.json")
     with staged() as stage:
         if out is not None:
             text = json.dumps(found[0], indent=1, allow_nan=False) + "\n"

@@ -3,22 +3,24 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
+
 from legr_cli.commands import output
-from legr_cli.deploy.bench import Point, fitted_slope, points
+from legr_cli.deploy.slope import Point, fitted_slope, points
 
 if TYPE_CHECKING:
-    from legr_cli.deploy.bench import Asked
+    from legr_cli.deploy.bench_models import BenchModels
     from legr_cli.settings import Bench
 
 _WIDTH, _HEIGHT = 48, 12
 
 
-def bundle_and_show(asked: "Asked", settings: "Bench", folder: Path) -> None:
+def bundle_and_show(models: "BenchModels", settings: "Bench", folder: Path) -> None:
     """Write a bundle for a board and print the names of its files."""
-    from legr_cli.deploy.bench import write_bundle
+    from legr_cli.deploy.bundle import write_bundle
 
     with output.spinner("writing the bundle") as update:
-        written = write_bundle(asked, settings, folder, update)
+        written = write_bundle(models, settings, folder, update)
     for path in written:
         output.print_result(path)
 
@@ -29,28 +31,13 @@ def show_measurements(found: list[dict[str, Any]], as_json: bool) -> None:
         output.print_json(found[0] if len(found) == 1 else {"measurements": found})
         return
     for measurement in found:
-        _show_table(measurement)
+        _show_measurement(measurement)
 
 
-def _show_table(measurement: dict[str, Any]) -> None:
+def _show_measurement(measurement: dict[str, Any]) -> None:
     """Print one measurement to stdout; notes go to stderr."""
-    screen = output.console(stderr=False)
-    by_name = points(measurement)
-    columns = ("network", "FLOPs", "ms", "p5", "p95", "ratio", "±", "slope")
-    table = output.table(_title(measurement), *columns, left=("network",))
-    for row in measurement["models"]:
-        point = by_name.get(row["name"])
-        slope = None if point is None else point.slope
-        low, high = row["ratio_range"]
-        table.add_row(
-            row["name"],
-            output.format_count(row["flops"]) if row.get("flops") else "",
-            *(f"{row[key]:.3g}" for key in ("median_ms", "p5_ms", "p95_ms")),
-            f"{row['ratio']:.3f}",
-            f"{(high - low) / 2:.3f}",
-            "" if slope is None else f"{slope:.2f}",
-        )
-    output.print_table(screen, table)
+    screen, by_name = output.console(stderr=False), points(measurement)
+    output.print_table(screen, _table(measurement, by_name))
     found = list(by_name.values())
     fit = fitted_slope(found)
     if fit is not None:
@@ -62,8 +49,28 @@ def _show_table(measurement: dict[str, Any]) -> None:
         )
     worst = max((row.get("difference") or 0.0 for row in measurement["models"]), default=0.0)
     if worst:
-        output.print_notes(f"exported networks differ from torch by at most {worst:.0e}")
+        output.print_notes(
+            f"outputs of exported networks differ from torch by at most {worst:.0e} (relative)"
+        )
     output.print_notes(*map(str, measurement["notes"]))
+
+
+def _table(measurement: dict[str, Any], by_name: dict[str, Point]) -> Table:
+    """One row per network."""
+    columns = ("network", "FLOPs", "ms", "p5", "p95", "ratio", "±", "slope")
+    table = output.table(_title(measurement), *columns, left=("network",))
+    for row in measurement["models"]:
+        slope = by_name[row["name"]].slope if row["name"] in by_name else None
+        low, high = row["ratio_range"]
+        table.add_row(
+            row["name"],
+            output.format_count(row["flops"]) if row.get("flops") else "",
+            *(f"{row[key]:.3g}" for key in ("median_ms", "p5_ms", "p95_ms")),
+            f"{row['ratio']:.3f}",
+            f"{(high - low) / 2:.3f}",
+            "" if slope is None else f"{slope:.2f}",
+        )
+    return table
 
 
 def _title(measurement: dict[str, Any]) -> str:

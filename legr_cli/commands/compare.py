@@ -1,13 +1,15 @@
 """`legr compare`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from legr_cli.commands import options
 from legr_cli.commands.options import setting
-from legr_cli.search.fitness import FITNESS
+
+if TYPE_CHECKING:
+    from legr_cli.settings import Compare
 
 _SEARCH = "Search (legr, random and legr-ddpg; amc once per target)"
 _ROUNDS, _TRIALS = "Gradual pruning (taylor, fisher)", "Trials (morphnet)"
@@ -37,7 +39,7 @@ def compare(
     flops: Annotated[
         str,
         typer.Option(
-            metavar="SHARE",
+            metavar="SHARE,…",
             help="Shares of the FLOPs to keep: a number (0.4), a list (0.3,0.5) or a range "
             "(0.2:0.8:0.1).",
         ),
@@ -45,7 +47,7 @@ def compare(
     repeats: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Number of repetitions, with seeds --seed, --seed + 1 and so on."
+            metavar="N", help="Number of repetitions; their seeds are --seed, --seed + 1 and so on."
         ),
     ] = 1,
     seed: Annotated[
@@ -65,51 +67,33 @@ def compare(
         ),
     ] = None,
     candidates: Annotated[
-        int, setting(_SEARCH, "N", "Number of candidates that each search evaluates.", True)
+        int, setting(_SEARCH, "N", "Number of candidates that each search evaluates.")
     ] = 400,
     sigma: Annotated[
         float,
-        setting(_SEARCH, "SIGMA", "Standard deviation of mutations. Not used by amc.", True),
+        setting(_SEARCH, "SIGMA", "Standard deviation of mutations. Not used by amc."),
     ] = 1.0,
-    fitness: Annotated[
-        str,
-        setting(
-            _SEARCH,
-            "|".join(FITNESS),
-            "How to adapt a candidate before measuring its accuracy: train it (finetune), "
-            "re-estimate its BatchNorm statistics (bn), or not at all (none).",
-            True,
-        ),
-    ] = "finetune",
-    steps: Annotated[
-        int | None,
-        setting(_SEARCH, "N", "Adaptation steps per candidate.", "200; 8 with --fitness bn"),
-    ] = None,
+    fitness: options.Fitness = "finetune",
+    steps: options.Steps = None,
     lr: Annotated[
         float,
         setting(
-            _SEARCH,
+            options.CANDIDATES,
             "RATE",
             "Learning rate for adapting candidates; also used by morphnet.",
-            True,
         ),
     ] = 0.01,
-    val_images: Annotated[
-        int,
-        setting(
-            _SEARCH, "N", "Maximum number of validation images to measure a candidate on.", True
-        ),
-    ] = 10_000,
+    val_images: options.ValImages = 10_000,
     batch_size: Annotated[
-        int, setting(_SEARCH, "N", "Images per batch, for all methods.", True)
+        int, setting(options.CANDIDATES, "N", "Number of images per batch, for all methods.")
     ] = 128,
     round_units: Annotated[
         int,
-        setting(_ROUNDS, "N", "Units (or aligned blocks) to remove per round.", True),
+        setting(_ROUNDS, "N", "Number of units (or aligned blocks) to remove per round."),
     ] = 1,
-    round_steps: Annotated[int, setting(_ROUNDS, "N", "Training steps per round.", True)] = 500,
+    round_steps: Annotated[int, setting(_ROUNDS, "N", "Number of training steps per round.")] = 500,
     round_lr: Annotated[
-        float, setting(_ROUNDS, "RATE", "Learning rate of the training in each round.", True)
+        float, setting(_ROUNDS, "RATE", "Learning rate during each round.")
     ] = 0.0025,
     fisher_weight: Annotated[
         float,
@@ -117,23 +101,15 @@ def compare(
             _ROUNDS,
             "LAMBDA",
             "Weight of a unit's FLOPs relative to its Fisher information (λ of fisher).",
-            True,
         ),
     ] = 1.0,
-    trials: Annotated[
-        int, setting(_TRIALS, "N", "Number of values of λ to try per target.", True)
-    ] = 3,
+    trials: Annotated[int, setting(_TRIALS, "N", "Number of values of λ to try per target.")] = 3,
     trial_steps: Annotated[
-        int, setting(_TRIALS, "N", "Training steps per value of λ.", True)
+        int, setting(_TRIALS, "N", "Number of training steps per value of λ.")
     ] = 2000,
     recipe: Annotated[
         str,
-        setting(
-            _TUNING,
-            "NAME",
-            "Fine-tuning recipe; legr finetune --recipes lists them.",
-            True,
-        ),
+        setting(_TUNING, "NAME", "Fine-tuning recipe; legr finetune --recipes lists them."),
     ] = "quick",
     epochs: Annotated[
         int | None,
@@ -164,6 +140,7 @@ def compare(
     device: options.Device = "auto",
     amp: options.Amp = False,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -177,48 +154,50 @@ def compare(
 
     Examples:
 
-      legr compare resnet56.th --arch resnet56 --data cifar10:DIR --normalize imagenet --out versus
+      legr compare dense.safetensors --data cifar10:DIR --out versus
 
-      legr compare dense.safetensors --data digits --methods all --repeats 3 --out versus
+      legr compare dense.safetensors --data digits --methods all --out versus
     """
     from legr_cli.baselines.compare import check_output, compare_network
-    from legr_cli.baselines.methods import parse_methods
     from legr_cli.commands.compare_view import show_comparison
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.progress import resumable
-    from legr_cli.data.feed import parse_statistics
     from legr_cli.models.network import open_network
-    from legr_cli.settings import Compare, Pictures, parse_align, parse_input
-    from legr_cli.targets import parse_targets
-    from legr_cli.training.inputs import Images
-    from legr_cli.training.recipes import settings_of
+    from legr_cli.settings import parse_input
 
-    searched = parse_targets("flops", search_flops, "search-flops") if search_flops else []
-    length = {} if epochs is None else {"epochs": epochs}
-    settings = options.settings_from(
-        Compare,
-        locals(),
-        methods=parse_methods(methods),
-        targets=tuple(parse_targets("flops", flops)),
-        training=settings_of(recipe, **length, amp=amp),
-        align=parse_align(align),
-        search_flops=tuple(target.value for target in searched),
-    )
-    images = Images(
-        data,
-        parse_statistics(normalize),
-        download,
-        pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
-        ignore_class_names=ignore_class_names,
-    )
+    settings, images = _settings(locals()), options.images_from(locals())
     check_output(out, resume, force)
     with resumable() as display:
-        network = open_network(checkpoint, arch, classes, parse_input(input_shape))
-        kept: dict[str, Any] = {
-            "resume": resume,
-            "force": force,
-            "device": device,
-            "command": command_line(),
-        }
-        found = compare_network(network, images, settings, out, **kept, progress=display.report)
+        found = compare_network(
+            open_network(checkpoint, arch, classes, parse_input(input_shape), weights=weights),
+            images,
+            settings,
+            out,
+            resume=resume,
+            force=force,
+            device=device,
+            command=command_line(),
+            progress=display.report,
+        )
     show_comparison(found, as_json)
+
+
+def _settings(given: dict[str, Any]) -> "Compare":
+    """The settings of the comparison, from the options."""
+    from legr_cli.baselines.methods import parse_methods
+    from legr_cli.settings import Compare, parse_align
+    from legr_cli.targets import parse_targets
+    from legr_cli.training.recipes import settings_of
+
+    searched = given["search_flops"]
+    shares = [] if searched is None else parse_targets("flops", searched, "search-flops")
+    length = {} if given["epochs"] is None else {"epochs": given["epochs"]}
+    return options.settings_from(
+        Compare,
+        given,
+        methods=parse_methods(given["methods"]),
+        targets=tuple(parse_targets("flops", given["flops"])),
+        training=settings_of(given["recipe"], **length, amp=given["amp"]),
+        align=parse_align(given["align"]),
+        search_flops=tuple(target.value for target in shares),
+    )

@@ -18,14 +18,15 @@ def show_comparison(found: "Comparison", as_json: bool) -> None:
         return
     targets = sorted(found.settings.targets, key=lambda target: target.value)
     screen, seeds = output.console(), found.settings.repeats
-    for title, key in (("accuracy, %", "accuracy"), ("before fine-tuning, %", "before")):
+    for title, key in (("Accuracy, %", "accuracy"), ("Accuracy before fine-tuning, %", "before")):
         columns = [f"{target.value:.10g}" for target in targets]
         table = output.table(title, "method", *columns, left=("method",))
-        for own in found.methods:
-            table.add_row(own.method, *(_cell(own, target.label, key) for target in targets))
+        for summary in found.methods:
+            cells = (_cell(summary, target.label, key) for target in targets)
+            table.add_row(summary.method, *cells)
         output.print_table(screen, table)
     over = f"; mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    output.print_notes(f"on {found.dense['images']} images, by share of the FLOPs{over}")
+    output.print_notes(f"on {found.dense['images']} images, by share of the FLOPs kept{over}")
     output.print_table(screen, _costs(found.methods))
     output.print_notes(*_failures(found.methods))
     output.print_notes(f"next: legr report {found.folder} --out report.html")
@@ -33,17 +34,17 @@ def show_comparison(found: "Comparison", as_json: bool) -> None:
 
 
 def _failures(summaries: "Sequence[MethodSummary]") -> list[str]:
-    """Each reason why something is missing, and the methods it applies to."""
+    """Each reason why a result is missing, and the methods it applies to."""
     reasons: dict[str, list[str]] = {}
-    for own in summaries:
-        for why in dict.fromkeys(own.failures.values()):
-            reasons.setdefault(why, []).append(own.method)
+    for summary in summaries:
+        for why in dict.fromkeys(summary.failures.values()):
+            reasons.setdefault(why, []).append(summary.method)
     return [f"– {', '.join(methods)}: {why}" for why, methods in reasons.items()]
 
 
-def _cell(own: "MethodSummary", target: str, key: str) -> str:
-    """`91.20 ± 0.11`, or a dash where there is nothing."""
-    point = own.by_target.get(target)
+def _cell(summary: "MethodSummary", target: str, key: str) -> str:
+    """`91.20 ± 0.11`, or a dash where there is no result."""
+    point = summary.by_target.get(target)
     if point is None:
         return "–"
     deviation = point.deviation if key == "accuracy" else None
@@ -52,27 +53,27 @@ def _cell(own: "MethodSummary", target: str, key: str) -> str:
 
 
 def _costs(summaries: "Sequence[MethodSummary]") -> Any:
-    """What each method cost for all targets."""
+    """One row per method."""
     table = output.table(
-        "cost for all targets, of one seed",
+        "Cost of all targets, per seed",
         *("method", "pruning, s", "× legr", "steps", "images", "fine-tuning, s", "total, × legr"),
         left=("method",),
     )
-    for own in summaries:
-        if not own.by_target:
-            table.add_row(own.method, *["–"] * 6)
+    for summary in summaries:
+        if not summary.by_target:
+            table.add_row(summary.method, *["–"] * 6)
             continue
         relative = [
             "" if ratio is None else f"{ratio:.2f}"
-            for ratio in (own.relative_pruning, own.relative_total)
+            for ratio in (summary.relative_pruning, summary.relative_total)
         ]
         table.add_row(
-            own.method,
-            f"{own.pruning.seconds:.1f}",
+            summary.method,
+            f"{summary.pruning.seconds:.1f}",
             relative[0],
-            output.format_count(own.pruning.steps),
-            output.format_count(own.pruning.images),
-            f"{own.tuning.seconds:.1f}",
+            output.format_count(summary.pruning.steps),
+            output.format_count(summary.pruning.images),
+            f"{summary.tuning.seconds:.1f}",
             relative[1],
         )
     return table

@@ -1,22 +1,19 @@
 """`legr evaluate`."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from legr_cli.commands import options
-
-if TYPE_CHECKING:
-    from legr_cli.models.network import Network
+from legr_cli.commands.options import flag, setting
 
 
 def evaluate(
-    models: Annotated[
+    networks: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL…",
+            metavar="NETWORK",
             show_default=False,
             help="Networks to evaluate: files written by legr, weights files for --arch, or "
             "torchvision:NAME.",
@@ -25,19 +22,19 @@ def evaluate(
     data: options.Data,
     split: Annotated[
         str,
-        typer.Option(
-            metavar="test|val",
-            rich_help_panel=options.IMAGES,
-            help="Images to evaluate on: the test images, or the held-out validation images.",
+        setting(
+            options.IMAGES,
+            "test|val",
+            "Images to evaluate on: the test images, or the held-out validation images.",
         ),
     ] = "test",
     recalibrate: Annotated[
         bool,
-        typer.Option(
+        flag(
+            options.IMAGES,
             "--recalibrate",
-            rich_help_panel=options.IMAGES,
-            help="Re-estimate BatchNorm statistics on 1,024 training images first, as a quick "
-            "estimate of a pruned network's quality before fine-tuning. The file is not changed.",
+            "Re-estimate BatchNorm statistics on 1,024 training images first, as a quick estimate "
+            "of a pruned network's quality before fine-tuning. The file is not changed.",
         ),
     ] = False,
     seed: Annotated[
@@ -55,7 +52,7 @@ def evaluate(
             metavar="N",
             callback=options.within("--batch-size", 1, 10**6),
             rich_help_panel=options.HARDWARE,
-            help="Images per batch.",
+            help="Number of images per batch.",
         ),
     ] = 250,
     normalize: options.Normalize = None,
@@ -65,56 +62,48 @@ def evaluate(
     download: options.Download = False,
     device: options.Device = "auto",
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure the accuracy of one or more networks, dense or pruned.
 
+    Shows top-1 and top-5 accuracy, the loss and the FLOPs of each network, and how its images were
+    preprocessed.
+
     Examples:
 
       legr evaluate nets/*.safetensors --data cifar10:DIR --recalibrate
 
-      legr evaluate resnet56.th --arch resnet56 --data cifar10:DIR --normalize imagenet
+      legr evaluate dense.pth --arch resnet56 --data cifar10:DIR
     """
     from legr_cli.commands.evaluate_view import show_scores
     from legr_cli.commands.output import spinner
-    from legr_cli.data.feed import parse_statistics
     from legr_cli.models.network import in_single_precision
     from legr_cli.models.peers import open_peers
-    from legr_cli.settings import Pictures, parse_input
+    from legr_cli.settings import parse_input
     from legr_cli.training.evaluate import evaluate_each
-    from legr_cli.training.inputs import Images
 
-    images = Images(
-        data,
-        parse_statistics(normalize),
-        download,
-        pictures=Pictures(resize=resize, crop=crop),
-        ignore_class_names=ignore_class_names,
-    )
-    size = parse_input(input_shape)
-    names: list[str] = []  # in the order in which they are opened
+    images = options.images_from(locals())
+    names: list[str] = []  # in the order in which the networks are opened
     with spinner("loading") as update:
 
         def opening(name: str) -> None:
             names.append(name)
-            update(f"evaluating {name} ({len(names)} of {len(models)})")
+            update(f"evaluating {name} ({len(names)} of {len(networks)})")
 
-        def opened() -> Iterator["Network"]:
-            for _, network in open_peers(models, arch, classes, size, watch=opening):
-                yield replace(network, model=in_single_precision(network.model))
-
-        found = list(
-            evaluate_each(
-                opened(),
-                images,
-                split=split,
-                recalibrated=recalibrate,
-                batch_size=batch_size,
-                seed=seed,
-                device=device,
-            )
+        peers = open_peers(
+            networks, arch, classes, parse_input(input_shape), weights, on_open=opening
         )
-        scores = sorted(zip(names, found, strict=True), key=lambda row: models.index(row[0]))
-    show_scores(scores, data, split, recalibrate, as_json)
+        found = evaluate_each(
+            (replace(peer, model=in_single_precision(peer.model)) for _, peer in peers),
+            images,
+            split=split,
+            recalibrated=recalibrate,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+        )
+        scores = dict(zip(names, list(found), strict=True))
+    show_scores([(name, scores[name]) for name in networks], data, split, recalibrate, as_json)

@@ -8,8 +8,6 @@ import typer
 from legr_cli.commands import options
 from legr_cli.errors import SettingError
 
-OPSET = 18
-
 
 def _parse_batch(text: str) -> int | None:
     """`free` or a number of images."""
@@ -24,7 +22,7 @@ def export(
     networks: Annotated[
         list[str],
         typer.Argument(
-            metavar="NETWORK…",
+            metavar="NETWORK",
             show_default=False,
             help="Networks to export: files written by legr, weights files for --arch, "
             "torchvision:NAME or random:NAME.",
@@ -40,17 +38,18 @@ def export(
     ],
     batch: Annotated[
         str,
-        typer.Option(metavar="N|free", help="Images per batch; free accepts any number."),
+        typer.Option(metavar="N|free", help="Number of images per batch; free accepts any number."),
     ] = "free",
     opset: Annotated[
-        int, typer.Option(metavar="N", help="Version of the ONNX operator set, from 18 to 23.")
-    ] = OPSET,
+        int, typer.Option(metavar="N", help="ONNX opset version, from 18 to 23.")
+    ] = 18,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
 ) -> None:
-    """Export networks to ONNX, and compare each with torch in ONNX Runtime.
+    """Export networks to ONNX, and verify each with ONNX Runtime against torch.
 
     The metadata of each file records the input size and, where known, mean and standard deviation
     of each channel and the class names, so that the code on a board can read them from the file.
@@ -71,7 +70,7 @@ def export(
     with ProgressDisplay() as display:
         written = export_files(
             networks,
-            lambda name: open_network(name, arch, classes, size),
+            lambda name: open_network(name, arch, classes, size, weights=weights),
             out,
             batch=free_or_number,
             opset=opset,

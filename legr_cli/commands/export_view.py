@@ -1,5 +1,6 @@
 """Output of `legr export`: the files, or JSON."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from legr_cli.commands import output
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
     from legr_cli.deploy.export import Exported
 
 
-def show_exported(written: "list[Exported]", as_json: bool) -> None:
+def show_exported(written: "Sequence[Exported]", as_json: bool) -> None:
     """Print the files to stdout and a note to stderr, or everything as JSON."""
     if as_json:
         rows = [
@@ -23,10 +24,15 @@ def show_exported(written: "list[Exported]", as_json: bool) -> None:
         ]
         output.print_json({"legr": __version__, "exported": rows})
         return
-    worst = max(exported.difference for exported in written)
-    output.print_notes(
-        f"ONNX, opset {written[0].opset}; verified with ONNX Runtime: at most {worst:.0e} "
-        "(relative) from torch"
-    )
+    output.print_notes(verification_note(written))
     for exported in written:
         output.print_result(exported.file)
+
+
+def verification_note(written: "Sequence[Exported]") -> str:
+    """How close ONNX Runtime comes to torch, over all exported networks."""
+    worst = max(exported.difference for exported in written)
+    return (
+        f"ONNX opset {written[0].opset}, verified with ONNX Runtime: outputs differ from torch by "
+        f"at most {worst:.0e} (relative)"
+    )

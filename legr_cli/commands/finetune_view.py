@@ -14,7 +14,7 @@ def show_recipes() -> None:
     """Print a table of all recipes to stdout."""
     from legr_cli.training.recipes import RECIPES, settings_of
 
-    title = "SGD, Nesterov momentum 0.9, weight decay 5e-4, batch size 128; options override these"
+    title = "Recipes: SGD with Nesterov momentum 0.9, weight decay 5e-4 and batch size 128"
     columns = ("recipe", "epochs", "learning rate", "patience", "for")
     table = output.table(title, *columns, left=("recipe", "learning rate", "for"))
     for name, recipe in RECIPES.items():
@@ -35,7 +35,7 @@ def show_trained(result: "FinetuneResult", data: str, out: Path, as_json: bool) 
     if as_json:
         output.print_json(_as_json(result, out))
         return
-    table = output.table("accuracy", "network", "validation", "test", left=("network",))
+    table = output.table("Accuracy", "network", "validation", "test", left=("network",))
     table.add_row("before", f"{result.before['accuracy']:.2%}", "")
     after = f"after epoch {result.best_epoch} of {result.epochs}"
     scores = (result.validation, result.test)
@@ -44,8 +44,8 @@ def show_trained(result: "FinetuneResult", data: str, out: Path, as_json: bool) 
     output.print_table(output.console(), table)
     held_out = result.validation
     if held_out is not None and held_out["accuracy"] < result.before["accuracy"]:
-        note = "validation accuracy never reached that of the network before training"
-        output.print_notes(f"{note}: try a lower --lr or more epochs")
+        note = "validation accuracy stayed below that before training"
+        output.print_notes(f"{note}: try a lower --lr or more --epochs")
     if result.test is None:
         output.print_notes(f"{data} has no test images")
     output.print_result(str(out))

@@ -7,25 +7,27 @@ import typer
 from legr_cli.commands import options
 
 
-def _list_archs(requested: bool) -> None:
-    """List the names that --arch accepts and exit."""
-    if requested:
-        from legr_cli.commands.inspect_view import show_archs
+def _show_archs() -> None:
+    """List the names that --arch accepts."""
+    from legr_cli.commands.inspect_view import show_archs
 
-        show_archs()
-        raise typer.Exit
+    show_archs()
 
 
 def inspect(
     checkpoint: options.Checkpoint,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
     archs: Annotated[  # noqa: ARG001 (handled by its callback)
         bool,
         typer.Option(
-            "--archs", callback=_list_archs, is_eager=True, help="List all --arch names and exit."
+            "--archs",
+            callback=options.show_and_exit(_show_archs),
+            is_eager=True,
+            help="List the names that --arch accepts and exit.",
         ),
     ] = False,
 ) -> None:
@@ -48,6 +50,6 @@ def inspect(
     from legr_cli.settings import parse_input
 
     with spinner("grouping channels into units"):
-        network = open_network(checkpoint, arch, classes, parse_input(input_shape))
+        network = open_network(checkpoint, arch, classes, parse_input(input_shape), weights=weights)
         summary = summarize(analyze(network))
     show_summary(summary, as_json)

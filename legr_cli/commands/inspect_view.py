@@ -40,7 +40,7 @@ def _as_json(summary: "NetworkSummary") -> dict[str, Any]:
 
 
 def _show_table(summary: "NetworkSummary") -> None:
-    """Print the table to stdout, since it is the result of this command."""
+    """Print a table of layers, and why channels are pinned, to stdout."""
     size = "x".join(map(str, summary.input_shape))
     title = (
         f"{summary.arch} at {size}: {output.format_count(summary.flops)}FLOPs by fvcore "

@@ -2,14 +2,17 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from legr_cli.commands import options
-from legr_cli.search.fitness import FITNESS
+from legr_cli.commands.options import setting
 
-_SEARCH, _FITNESS = "Search", "Candidate fitness"
+if TYPE_CHECKING:
+    from legr_cli.settings import Search
+
+_SEARCH = "Search"
 
 
 def learn(
@@ -27,117 +30,64 @@ def learn(
     force: options.Force = False,
     flops: Annotated[
         str,
-        typer.Option(
-            metavar="SHARE,…",
-            rich_help_panel=_SEARCH,
-            help="Share of the FLOPs at which candidates are compared; use the lowest target you "
-            "plan to prune to. Several shares (0.2,0.4) compare by mean accuracy.",
+        setting(
+            _SEARCH,
+            "SHARE,…",
+            "Share of the FLOPs at which candidates are compared; use the lowest target you plan "
+            "to prune to. Several shares (0.2,0.4) compare by mean accuracy.",
         ),
     ] = "0.2",
-    candidates: Annotated[
-        int,
-        typer.Option(
-            metavar="N", rich_help_panel=_SEARCH, help="Number of candidates to evaluate."
-        ),
-    ] = 400,
+    candidates: Annotated[int, setting(_SEARCH, "N", "Number of candidates to evaluate.")] = 400,
     population: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            rich_help_panel=_SEARCH,
-            help="Population size; each new candidate replaces the oldest.",
-        ),
+        int, setting(_SEARCH, "N", "Population size; each new candidate replaces the oldest.")
     ] = 64,
     sample: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            rich_help_panel=_SEARCH,
-            help="Tournament size: the fittest of this many candidates becomes the parent.",
+        setting(
+            _SEARCH,
+            "N",
+            "Tournament size: the fittest of this many candidates becomes the parent.",
         ),
     ] = 16,
     mutate: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            rich_help_panel=_SEARCH,
-            help="Share of the layers that a mutation changes.",
-        ),
+        float, setting(_SEARCH, "SHARE", "Share of the layers that a mutation changes.")
     ] = 0.1,
     sigma: Annotated[
         float,
-        typer.Option(
-            metavar="SIGMA",
-            rich_help_panel=_SEARCH,
-            help="Standard deviation of mutations at the start of the search.",
-        ),
+        setting(_SEARCH, "SIGMA", "Standard deviation of mutations at the start of the search."),
     ] = 1.0,
     sigma_end: Annotated[
         float,
-        typer.Option(
-            metavar="SIGMA",
-            rich_help_panel=_SEARCH,
-            help="Standard deviation of mutations at the end of the search.",
-        ),
+        setting(_SEARCH, "SIGMA", "Standard deviation of mutations at the end of the search."),
     ] = 1.0,
     start: Annotated[
         str,
-        typer.Option(
-            metavar="auto|identity|level|random",
-            rich_help_panel=_SEARCH,
-            help="Initial population: mutations of α = 1, κ = 0 (identity), mutations of the α and "
-            "κ that prune every layer by the same share (level), mutations of the fitter of the "
-            "two (auto), or random candidates (random).",
+        setting(
+            _SEARCH,
+            "auto|identity|level|random",
+            "Initial population: mutations of α = 1, κ = 0 (identity), mutations of the α and κ "
+            "that prune every layer by the same share (level), mutations of the fitter of the two "
+            "(auto), or random candidates (random).",
         ),
     ] = "auto",
     seed: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            rich_help_panel=_SEARCH,
-            help="Random seed; also selects the held-out images. The same seed and number of "
-            "workers give the same ranking.",
+        setting(
+            _SEARCH,
+            "N",
+            "Random seed; also selects the held-out images. The same seed and number of workers "
+            "give the same ranking.",
         ),
     ] = 0,
-    fitness: Annotated[
-        str,
-        typer.Option(
-            metavar="|".join(FITNESS),
-            rich_help_panel=_FITNESS,
-            help="How to adapt a candidate before measuring its accuracy: train it for --steps "
-            "(finetune), only re-estimate its BatchNorm statistics at a fraction of the cost (bn), "
-            "or not at all (none).",
-        ),
-    ] = "finetune",
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            show_default="200; 8 with --fitness bn",
-            rich_help_panel=_FITNESS,
-            help="Adaptation steps per candidate.",
-        ),
-    ] = None,
+    fitness: options.Fitness = "finetune",
+    steps: options.Steps = None,
     batch_size: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=_FITNESS, help="Images per batch.")
+        int, setting(options.CANDIDATES, "N", "Number of images per batch.")
     ] = 128,
     lr: Annotated[
-        float,
-        typer.Option(
-            metavar="RATE",
-            rich_help_panel=_FITNESS,
-            help="Learning rate for adapting candidates.",
-        ),
+        float, setting(options.CANDIDATES, "RATE", "Learning rate for adapting candidates.")
     ] = 0.01,
-    val_images: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            rich_help_panel=_FITNESS,
-            help="Maximum number of validation images to measure a candidate on; they come from "
-            "val/, or from a tenth of train/ that is held out.",
-        ),
-    ] = 10_000,
+    val_images: options.ValImages = 10_000,
     align: options.Align = "auto",
     min_keep: options.MinKeep = 0.1,
     normalize: options.Normalize = None,
@@ -149,25 +99,25 @@ def learn(
     download: options.Download = False,
     workers: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            show_default="1; with --cluster, all of its workers",
-            rich_help_panel=options.HARDWARE,
-            help="Number of candidates to evaluate in parallel, each in its own process.",
+        setting(
+            options.HARDWARE,
+            "N",
+            "Number of candidates to evaluate in parallel, each in its own process.",
+            "1; with --cluster, all of its workers",
         ),
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            show_default=False,
-            rich_help_panel=options.HARDWARE,
-            help="Evaluate candidates on a Dask cluster at this address, such as tcp://10.0.0.5:8786.",
+        setting(
+            options.HARDWARE,
+            "ADDRESS",
+            "Evaluate candidates on a Dask cluster at this address, such as tcp://10.0.0.5:8786.",
         ),
     ] = None,
     device: options.Device = "auto",
     amp: options.Amp = False,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -180,37 +130,23 @@ def learn(
 
     Examples:
 
-      legr learn resnet56.th --arch resnet56 --data cifar10:DIR --normalize imagenet --out r.json
+      legr learn dense.safetensors --data cifar10:DIR --out ranking.json
 
-      legr learn drone.pth --arch drone:build --input 3x96x96 --data folder:DIR --out drone.json
+      legr learn drone.pth --arch drone:build --data folder:DIR --out r.json
     """
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.learn_view import show_learned
     from legr_cli.commands.progress import resumable
-    from legr_cli.data.feed import parse_statistics
     from legr_cli.models.network import open_network
     from legr_cli.search.learn import learn_network
-    from legr_cli.settings import Pictures, Search, parse_align, parse_input
-    from legr_cli.targets import parse_targets
-    from legr_cli.training.inputs import Images
+    from legr_cli.settings import parse_input
 
-    settings = options.settings_from(
-        Search,
-        locals(),
-        flops=tuple(target.value for target in parse_targets("flops", flops)),
-        align=parse_align(align),
-        workers=1 if workers is None else workers,
-    )
-    images = Images(
-        data,
-        parse_statistics(normalize),
-        download,
-        pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
-        ignore_class_names=ignore_class_names,
-    )
+    settings, images = _settings(locals()), options.images_from(locals())
     with resumable() as display:
         result = learn_network(
-            lambda: open_network(checkpoint, arch, classes, parse_input(input_shape)),
+            lambda: open_network(
+                checkpoint, arch, classes, parse_input(input_shape), weights=weights
+            ),
             images,
             settings,
             out,
@@ -222,12 +158,32 @@ def learn(
             command=command_line(),
             progress=display.report,
         )
-    words = {"--arch": arch, "--classes": classes, "--input": input_shape, "--ranking": out}
+    words = {
+        "--arch": arch,
+        "--weights": weights,
+        "--classes": classes,
+        "--input": input_shape,
+        "--ranking": out,
+    }
     show_learned(result, out, _prune_command(checkpoint, words), as_json)
 
 
+def _settings(given: dict[str, Any]) -> "Search":
+    """The settings of the search, from the options."""
+    from legr_cli.settings import Search, parse_align
+    from legr_cli.targets import parse_targets
+
+    return options.settings_from(
+        Search,
+        given,
+        flops=tuple(target.value for target in parse_targets("flops", given["flops"])),
+        align=parse_align(given["align"]),
+        workers=1 if given["workers"] is None else given["workers"],
+    )
+
+
 def _prune_command(checkpoint: str, words: dict[str, Any]) -> str:
-    """What to type next."""
+    """The command that prunes by the new ranking, to show as the next step."""
     given = [str(word) for pair in words.items() if pair[1] for word in pair]
     return shlex.join(
         ["legr", "prune", checkpoint, *given, "--flops", "0.2:0.8:0.1", "--out", "nets"]

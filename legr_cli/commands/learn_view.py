@@ -17,7 +17,7 @@ def show_learned(result: "LearnResult", out: Path, next_step: str, as_json: bool
         output.print_json(_as_json(result, out))
         return
     columns = ("network", "accuracy", "loss")
-    table = output.table("accuracy on the validation images", *columns, left=("network",))
+    table = output.table("Accuracy on the validation images", *columns, left=("network",))
     shares = percents(result.settings.flops)
     for name, score in (
         ("dense", result.dense),
@@ -29,8 +29,8 @@ def show_learned(result: "LearnResult", out: Path, next_step: str, as_json: bool
             table.add_row(name, f"{score['accuracy']:.2%}", loss)
     output.print_table(output.console(), table)
     output.print_notes(
-        f"{result.settings.candidates} candidates, {result.seconds:.0f} s of work; {result.cached} "
-        "repeats took the fitness of an earlier candidate that keeps the same channels",
+        f"{result.settings.candidates} candidates in {result.seconds:.0f} s of work; "
+        f"{result.cached} of them keep the same channels as an earlier one and took its fitness",
         f"next: {next_step}",
     )
     output.print_result(str(out))

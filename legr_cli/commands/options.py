@@ -2,20 +2,40 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from legr_cli.errors import SettingError
+from legr_cli.search.fitness import FITNESS
+
+if TYPE_CHECKING:
+    from legr_cli.training.inputs import Images
 
 NETWORK, IMAGES, PRUNING, HARDWARE = "Network", "Images", "Pruning", "Hardware"
-BOARD = "Remote board"
+CANDIDATES, BOARD = "Candidate fitness", "Remote board"
 Settings = TypeVar("Settings")
 
 
-def setting(panel: str, metavar: str, text: str, default: str | bool = False) -> Any:
-    """An option that overrides one setting of many; `default`: whether or how to show it."""
+def setting(panel: str, metavar: str, text: str, default: str | bool = True) -> Any:
+    """An option with a value, listed in a panel; `default` replaces the default that help shows."""
     return typer.Option(metavar=metavar, help=text, show_default=default, rich_help_panel=panel)
+
+
+def flag(panel: str, name: str, text: str) -> Any:
+    """A switch without a value, listed in a panel."""
+    return typer.Option(name, help=text, rich_help_panel=panel)
+
+
+def show_and_exit(show: Callable[[], None]) -> Callable[[bool], None]:
+    """A callback for a switch that shows something instead of running the command."""
+
+    def callback(requested: bool) -> None:
+        if requested:
+            show()
+            raise typer.Exit
+
+    return callback
 
 
 def settings_from(kind: type[Settings], given: dict[str, Any], **parsed: Any) -> Settings:
@@ -23,6 +43,22 @@ def settings_from(kind: type[Settings], given: dict[str, Any], **parsed: Any) ->
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     values = {name: given[name] for name in names if name in given}
     return kind(**{**values, **parsed})
+
+
+def images_from(given: dict[str, Any]) -> "Images":
+    """Where the images come from and how they are prepared, from the options of a command."""
+    from legr_cli.data.feed import parse_statistics
+    from legr_cli.settings import Pictures
+    from legr_cli.training.inputs import Images
+
+    return Images(
+        given["data"],
+        parse_statistics(given["normalize"]),
+        given["download"],
+        hold_out=not given.get("all_images"),
+        pictures=settings_from(Pictures, given),
+        ignore_class_names=given["ignore_class_names"],
+    )
 
 
 def within(name: str, least: int, most: int) -> Callable[[int | None], int | None]:
@@ -44,7 +80,8 @@ Checkpoint = Annotated[
         metavar="CHECKPOINT",
         show_default=False,
         help="Network to load: a weights file (.safetensors, or a state dict in .pt, .pth, .th, "
-        ".t7 or .tar), torchvision:NAME\\[@WEIGHTS], or random:NAME for untrained weights.",
+        ".t7, .tar, .ckpt, .bin or .pkl), torchvision:NAME\\[@WEIGHTS], or random:NAME for "
+        "untrained weights.",
     ),
 ]
 Arch = Annotated[
@@ -57,7 +94,18 @@ Arch = Annotated[
         help="Architecture of a plain weights file: resnet20|32|44|56|110 for CIFAR (append "
         ",pad=after if the shortcuts pad zeros after the channels), vgg13_cifar, "
         "mobilenet_v2_cifar, any torchvision name, timm:NAME, or your own package.module:factory. "
-        "Files written by legr record it, except for your own factory.",
+        "Files written by legr record it, unless it is your own factory.",
+    ),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        metavar="KEY",
+        show_default=False,
+        rich_help_panel=NETWORK,
+        help="Where in a checkpoint the weights are, such as state_dict_ema; dots lead into nested "
+        "dictionaries. Defaults to the first state dict that fits the network, averages last.",
     ),
 ]
 Classes = Annotated[
@@ -200,6 +248,31 @@ MinKeep = Annotated[
         help="Minimum share of each layer's channels to keep.",
     ),
 ]
+Fitness = Annotated[
+    str,
+    setting(
+        CANDIDATES,
+        "|".join(FITNESS),
+        "How to adapt a candidate before measuring its accuracy: train it for --steps (finetune), "
+        "only re-estimate its BatchNorm statistics at a fraction of the cost (bn), or not at all "
+        "(none).",
+    ),
+]
+Steps = Annotated[
+    int | None,
+    setting(
+        CANDIDATES, "N", "Number of adaptation steps per candidate.", "200; 8 with --fitness bn"
+    ),
+]
+ValImages = Annotated[
+    int,
+    setting(
+        CANDIDATES,
+        "N",
+        "Maximum number of validation images to measure a candidate on; they come from val/, or "
+        "from a tenth of train/ that is held out.",
+    ),
+]
 Resume = Annotated[
     bool,
     typer.Option(
@@ -229,5 +302,5 @@ Python = Annotated[
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="Print one JSON object to stdout instead of a table."),
+    typer.Option("--json", help="Print the result to stdout as one JSON object."),
 ]

@@ -3,10 +3,11 @@
 import contextlib
 import itertools
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 from rich import box
@@ -15,15 +16,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    import torch
-
 _STEPS = " ▁▂▃▄▅▆▇█"
 
 
-def console(stderr: bool = True, quiet: bool = False) -> Console:
+def console(stderr: bool = True) -> Console:
     """A console for plain text; output to a file or pipe is not wrapped at 80 columns."""
-    screen = Console(stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False)
+    screen = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen.width = 160
     return screen
@@ -34,17 +32,6 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
     """Show a spinner on stderr; yields a function that changes its text."""
     with console().status(Text(text)) as status:
         yield lambda text: status.update(Text(text))  # Text: names must not be read as markup
-
-
-def amp_helps(device: "torch.device", quiet: bool = False) -> bool:
-    """Whether `--amp` is faster on this device; prints a note if it is not."""
-    from legr_cli.training.devices import half_precision
-
-    if half_precision(device) is not None:
-        return True
-    text = f"ignoring --amp: mixed precision is slower on this {device.type}"
-    console(quiet=quiet).print(text, style="dim")
-    return False
 
 
 def table(title: str, *columns: str, left: Iterable[str] = ()) -> Table:
@@ -82,15 +69,32 @@ def print_result(text: object) -> None:
     typer.echo(str(text))
 
 
-def print_notes(*notes: str, quiet: bool = False) -> None:
+def print_notes(*notes: str) -> None:
     """Print notes to stderr, one line each."""
-    screen = console(quiet=quiet)
+    screen = console()
     for note in notes:
         screen.print(note, style="dim", soft_wrap=True)
 
 
+class _Notes(logging.Handler):
+    """Prints what the library logs as notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one message."""
+        print_notes(record.getMessage())
+
+
+def show_logged_notes() -> None:
+    """Show on stderr what the library notes while it works, such as which weights it took."""
+    logger = logging.getLogger("legr_cli")
+    leads = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
+    if leads and not any(isinstance(handler, _Notes) for handler in logger.handlers):
+        logger.addHandler(_Notes())
+        logger.setLevel(logging.INFO)
+
+
 def format_count(number: float) -> str:
-    """`4.09 G`, `25.6 M`, `512 `: a unit may follow, and no line breaks within it."""
+    """`4.09 G`, `25.6 M` or `512 `, ready for a unit; its space does not break across lines."""
     for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             digits = f"{number / size:.3g}" if number < 999.5 * size else f"{number / size:.0f}"

@@ -1,12 +1,17 @@
 """`legr prune`."""
 
+import itertools
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from legr_cli.commands import options
+from legr_cli.commands.options import setting
 from legr_cli.errors import SettingError
+
+if TYPE_CHECKING:
+    from legr_cli.targets import Target
 
 _TARGET = "Target"
 
@@ -23,42 +28,38 @@ def prune(
     ],
     flops: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SHARE",
-            show_default=False,
-            rich_help_panel=_TARGET,
-            help="Share of the FLOPs to keep: a number (0.4), a list (0.3,0.5) or a range "
+        setting(
+            _TARGET,
+            "SHARE",
+            "Share of the FLOPs to keep: a number (0.4), a list (0.3,0.5) or a range "
             "(0.2:0.8:0.1). Can be repeated.",
         ),
     ] = None,
     params: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SHARE",
-            show_default=False,
-            rich_help_panel=_TARGET,
-            help="Share of the parameters to keep, in the same format as --flops.",
+        setting(
+            _TARGET,
+            "SHARE",
+            "Share of the parameters to keep, in the same format as --flops.",
         ),
     ] = None,
     latency: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="SHARE|MS",
-            show_default=False,
-            rich_help_panel=_TARGET,
-            help="Latency to reach, as a share in the same format as --flops or in milliseconds "
+        setting(
+            _TARGET,
+            "SHARE|MS",
+            "Latency to reach, as a share in the same format as --flops or in milliseconds "
             "(12ms). Measured for one image on one thread, on this machine or with --ssh on a "
             "remote board.",
         ),
     ] = None,
     ranking: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|uniform",
-            show_default=False,
-            rich_help_panel=options.PRUNING,
-            help="Ranking learned by legr learn; uniform prunes every layer by the same share, as "
-            "a baseline. Without a ranking, filters are ranked by their squared norm "
+        setting(
+            options.PRUNING,
+            "FILE|uniform",
+            "Ranking learned by legr learn; uniform prunes every layer by the same share, as a "
+            "baseline. Without a ranking, filters are ranked by their squared norm "
             "(α = 1, κ = 0).",
         ),
     ] = None,
@@ -80,6 +81,7 @@ def prune(
     ssh: options.Ssh = None,
     python: options.Python = "python3",
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -94,7 +96,9 @@ def prune(
 
       legr prune torchvision:resnet50 --flops 0.5 --out resnet50-half.safetensors
 
-      legr prune resnet56.th --arch resnet56 --flops 0.2:0.8:0.1 --ranking ranking.json --out nets
+      legr prune dense.pth --arch resnet56 --flops 0.2:0.8:0.1 --out nets
+
+      legr prune dense.safetensors --ranking r.json --flops 0.4,0.5 --out nets
 
       legr prune torchvision:mobilenet_v2 --latency 0.5 --out fast.safetensors
     """
@@ -104,19 +108,15 @@ def prune(
     from legr_cli.deploy.prune_files import check_out, prune_files
     from legr_cli.models.network import open_network
     from legr_cli.settings import parse_input
-    from legr_cli.targets import parse_targets
 
-    given = (("flops", flops), ("params", params), ("latency", latency))
-    targets = [
-        t for what, texts in given for text in texts or [] for t in parse_targets(what, text)
-    ]
+    targets = _targets(flops=flops, params=params, latency=latency)
     if batch is not None and not onnx:
         raise SettingError("--batch requires --onnx")
     check_out(out, checkpoint, len(targets))
     with ProgressDisplay() as display:
         result = prune_files(
-            open_network(checkpoint, arch, classes, parse_input(input_shape)),
-            tuple(targets),
+            open_network(checkpoint, arch, classes, parse_input(input_shape), weights=weights),
+            targets,
             out,
             ranking=ranking,
             align=align,
@@ -129,3 +129,11 @@ def prune(
             progress=display.report,
         )
     show_pruned(result, as_json)
+
+
+def _targets(**given: list[str] | None) -> "tuple[Target, ...]":
+    """All targets, in the order in which --help lists their kinds."""
+    from legr_cli.targets import parse_targets
+
+    found = [parse_targets(what, text) for what, texts in given.items() for text in texts or []]
+    return tuple(itertools.chain.from_iterable(found))

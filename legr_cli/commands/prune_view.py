@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from legr_cli.commands import output
+from legr_cli.commands.export_view import verification_note
 from legr_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _as_json(result: "PrunedFiles", notes: list[str]) -> dict[str, Any]:
     return {
         "legr": __version__,
         "dense": dense,
-        "align": result.settings.align.name,
+        "align": str(result.settings.align),
         "notes": notes,
         "pruned": rows,
     }
@@ -80,7 +81,7 @@ def _table(result: "PrunedFiles") -> Any:
     params = output.format_count(result.analysis.params)
     timed = any(written.pruned.timing is not None for written in result.files)
     more = ("ms", "share") if timed else ()
-    columns = ("target", "FLOPs", "share", "params", "share", "file", "s", *more, "kept by layer")
+    columns = ("target", "FLOPs", "share", "params", "share", "size", "s", *more, "kept by layer")
     title = f"{network.arch} on {size}: {flops}FLOPs, {params} parameters"
     table = output.table(title, *columns, left=columns[-1:])
     for written in result.files:
@@ -103,10 +104,10 @@ def _table(result: "PrunedFiles") -> Any:
 
 
 def _notes(result: "PrunedFiles") -> list[str]:
-    """What a user should know about how the networks were made."""
+    """Notes on how the networks were made."""
     analysis, settings = result.analysis, result.settings
     notes = ["FLOPs by fvcore, one multiply-add = 1", f"align {settings.align}"]
-    notes += [*_ranking_notes(result), *_unlike(analysis, settings, result.ranking.notes)]
+    notes += [*_ranking_notes(result), *_setting_notes(analysis, settings, result.ranking.notes)]
     gaps = [
         written.pruned.target.value - _shares(result, written)[written.pruned.target.what]
         for written in result.files
@@ -114,19 +115,18 @@ def _notes(result: "PrunedFiles") -> list[str]:
     ]
     if gaps and max(gaps) > 0.01:
         notes.append(
-            f"whole blocks of channels end up to {max(gaps):.1%} below the target; --align 1 "
-            "comes closer"
+            f"alignment leaves up to {max(gaps):.1%} below the target; --align 1 comes closer"
         )
     notes += _latency_notes(result)
     exported = [written.onnx for written in result.files if written.onnx is not None]
     if exported:
-        worst = max(onnx.difference for onnx in exported)
-        notes.append(f"ONNX: opset {exported[0].opset}, verified: at most {worst:.0e} from torch")
+        notes.append(verification_note(exported))
     if analysis.network.kept is not None:
-        notes.append("the network was pruned before: shares refer to its present size")
+        notes.append("this network was already pruned: shares refer to its current size")
     held = {pin.layer for pin in analysis.units.pins if pin.reason != "the network's output"}
     if held:
-        notes.append(f"{len(held)} layers have pinned channels: legr inspect shows why")
+        layers = "1 layer has" if len(held) == 1 else f"{len(held)} layers have"
+        notes.append(f"{layers} pinned channels: legr inspect shows why")
     return notes
 
 
@@ -134,40 +134,42 @@ def _ranking_notes(result: "PrunedFiles") -> list[str]:
     """How filters were ranked."""
     ranking = result.ranking
     if ranking.method == "norm":
-        return ["no --ranking: α = 1, κ = 0, filters ranked by plain squared norm"]
+        return ["no --ranking: filters are ranked by their squared norm (α = 1, κ = 0)"]
     if ranking.method == "uniform":
-        return ["uniform: the same share of every layer, by plain squared norm within it"]
+        return [
+            "uniform: every layer is pruned by the same share, by squared norm within the layer"
+        ]
     if ranking.notes.get("weights_sha256") not in (None, result.analysis.sha256):
-        return ["the ranking was learned on other weights than these"]
+        return ["the ranking was learned on different weights"]
     return []
 
 
 def _latency_notes(result: "PrunedFiles") -> list[str]:
-    """What was measured, and whether it is far below the target."""
+    """Notes on measured latencies, and on any that end up far below the target."""
     notes, short = [], False
     for written in result.files:
         timing, target = written.pruned.timing, written.pruned.target
         if timing is None:
             continue
         notes.append(
-            f"measured on {timing.device}, one thread: {timing.ms:.3g} ms, dense "
-            f"{timing.dense_ms:.3g} ms, {timing.ratio:.1%} of it when run in turns"
+            f"measured on {timing.device} with 1 thread: {timing.ms:.3g} ms, dense "
+            f"{timing.dense_ms:.3g} ms; {timing.ratio:.1%} of the dense latency when run in turns"
         )
         short |= target.what == "latency" and 1 - timing.ratio / target.value > 0.05
     if short:
-        notes.append("no widths come closer to the latency from below; --align 1 may")
+        notes.append("no plan comes closer to the target latency; --align 1 may")
     return notes
 
 
-def _unlike(analysis: "Analysis", settings: "Prune", learned: dict[str, Any]) -> list[str]:
-    """Settings that differ from those that the ranking was learned with."""
+def _setting_notes(analysis: "Analysis", settings: "Prune", learned: dict[str, Any]) -> list[str]:
+    """Notes on settings that differ from those the ranking was learned with."""
     from legr_cli.settings import option
 
     then, size = learned.get("settings"), list(analysis.network.input_shape)
     then = {**(then if isinstance(then, dict) else {}), "input": learned.get("input", size)}
     now = {"align": settings.align.name, "min_keep": settings.min_keep, "input": size}
     return [
-        f"the ranking was learned with {option(key)} {then[key]}, this is {value}"
+        f"the ranking was learned with {option(key)} {then[key]}, but this is {value}"
         for key, value in now.items()
         if then.get(key, value) != value
     ]

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from legr_cli.commands import options
+from legr_cli.commands.options import setting
 
 _PICTURES = "Pictures for papers and slides"
 
@@ -14,9 +15,9 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE|DIR…",
+            metavar="FILE|DIR",
             show_default=False,
-            help="Networks, ranking.json, bench.json, compare.json, or folders with them.",
+            help="Networks, ranking.json, bench.json and compare.json files, or folders of them.",
         ),
     ],
     out: Annotated[
@@ -24,40 +25,23 @@ def report(
         typer.Option(metavar="FILE", help="Page to write, a single self-contained .html file."),
     ] = Path("report.html"),
     png: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            show_default=False,
-            rich_help_panel=_PICTURES,
-            help="Folder to write every picture to, as .png.",
-        ),
+        Path | None, setting(_PICTURES, "DIR", "Folder to write every picture to, as .png.")
     ] = None,
     svg: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            show_default=False,
-            rich_help_panel=_PICTURES,
-            help="Folder to write every picture to, as .svg.",
-        ),
+        Path | None, setting(_PICTURES, "DIR", "Folder to write every picture to, as .svg.")
     ] = None,
     animate: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            rich_help_panel=_PICTURES,
-            help="Animation of the search to write, a .gif file.",
-        ),
+        setting(_PICTURES, "FILE", "Animation of the search to write, a .gif file."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Put networks, their accuracy and latency, and the search on one page, to choose from.
+    """Show networks, their accuracy and latency, and the search on one HTML page.
 
-    The page works from a file and without a network; picking a point shows its row. It has the
-    accuracy by FLOPs and by latency, latency by FLOPs, methods side by side and what they cost, the
-    search, channels kept by layer, α and κ, all networks with links to their files, and the
-    commands that made them.
+    The page plots accuracy and latency against FLOPs, compares methods and what they cost, and
+    shows the search, the channels kept in each layer, and α and κ. A table lists all networks with
+    links to their files and the commands that made them; click a point to find its row. The page
+    is a single file that works offline.
 
     Examples:
 

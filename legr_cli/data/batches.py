@@ -140,7 +140,10 @@ def _from_own(
     """Batches of a user's own data; random transforms get a new seed in every epoch."""
     assert part.own is not None
     seed = 0 if augment is None else int(torch.randint(2**62, (), generator=augment))
-    shares = [part.index[serving.share(batch)].tolist() for batch in order.split(serving.size)]
+    # as arrays: NumPy takes a tensor of one row for a plain number
+    shares = [
+        part.index[serving.share(rows).numpy()].tolist() for rows in order.split(serving.size)
+    ]
     is_daemon = multiprocessing.current_process().daemon  # daemons cannot start workers
     yield from part.own.batches([rows for rows in shares if rows], seed, 0 if is_daemon else None)
 

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from legr_cli.data.feed import STATISTICS, mean_std
-from legr_cli.data.feed import Feed as Feed  # also imported from here
-from legr_cli.data.feed import parse_statistics as parse_statistics
+from legr_cli.data.feed import STATISTICS, Feed, mean_std
 from legr_cli.data.own import OwnPart, Rows
 from legr_cli.data.pixels import Pixels, decoded, refitted, state_of, stored
 from legr_cli.data.preparation import earlier, fits_in_memory, resolved, sizes_in, usual
@@ -41,7 +39,7 @@ class Part:
         """Select images by position."""
         return replace(self, labels=self.labels[rows], index=self.index[rows])
 
-    def carried(self) -> "Part":
+    def self_contained(self) -> "Part":
         """The same part for another machine: decoded images are copied, files must exist there."""
         if self.pixels is None:
             return self

@@ -206,6 +206,8 @@ def as_pair(batch: Any, name: str = "data") -> Batch:
             f"{name} must give images as the network takes them, in floating point and normalized; "
             f"got {images.dtype}"
         )
+    if images.is_meta or targets.is_meta:
+        raise DataError(f"{name} has tensors on the meta device, which have no values")
     return images, targets
 
 

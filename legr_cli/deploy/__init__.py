@@ -1,1 +1,1 @@
-"""From a network to a board: ONNX."""
+"""ONNX export, and latency measured on this machine or on a board."""

@@ -1,4 +1,4 @@
-"""A machine to measure on: this one, or a board reached over ssh.
+"""Measure on this machine, or on a board reached over ssh.
 
 The measuring core (`core.py`) is sent to a Python interpreter there through its standard input;
 nothing is written to that machine's disk. When the connection closes, the core exits by itself.
@@ -32,7 +32,7 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where to measure: the command that starts the core, and a name for messages."""
+    """A machine to measure on: the command that starts the core there, and a name to show."""
 
     command: tuple[str, ...]
     name: str
@@ -106,26 +106,26 @@ class Board:
         """Unload a network."""
         self._request("dropped", do="drop", name=name)
 
-    def answer(self, name: str) -> list[float]:
-        """Return a network's first output for the input that it is timed with, flattened."""
-        output: list[float] = self._request("answer", do="answer", name=name)
+    def first_output(self, name: str) -> list[float]:
+        """Return a network's first output for the input it is timed with, flattened."""
+        output: list[float] = self._request("output", do="run", name=name)
         return output
 
     def measure(
         self,
         names: Sequence[str],
         seconds: float,
-        watch: Callable[[float], None] = lambda _: None,
+        report: Callable[[float], None] = lambda _: None,
     ) -> Facts:
-        """Time networks in alternation for `seconds` each; ratios are relative to the first.
+        """Time networks in turns for `seconds` each; ratios are relative to the first.
 
-        `watch` is called with the share that is done. After Ctrl-C, the result covers the rounds
-        measured by then, and its `stopped` is true.
+        `report` is called with the share that is done. After Ctrl-C, the result covers the rounds
+        completed so far, and its `stopped` is true.
         """
         request = {"do": "measure", "names": list(names), "seconds": seconds}
         self._send(json.dumps(request).encode() + b"\n")
         try:
-            result: Facts = self._receive("measured", watch)
+            result: Facts = self._receive("measured", report)
         except KeyboardInterrupt:
             self._send(b'{"do": "stop"}\n')
             try:
@@ -176,7 +176,7 @@ class Board:
         except OSError:
             self._receive("nothing")  # the core has exited: raises with the reason
 
-    def _receive(self, reply: str, watch: Callable[[float], None] = lambda _: None) -> Any:
+    def _receive(self, reply: str, report: Callable[[float], None] = lambda _: None) -> Any:
         """Wait for this reply; other output, such as a shell's greeting, is skipped."""
         assert self._process.stdout is not None
         for line in iter(self._process.stdout.readline, b""):
@@ -186,11 +186,11 @@ class Board:
                 continue
             if not isinstance(message, dict):
                 continue
-            if "trouble" in message:
+            if "error" in message:
                 where = f"{self.place.name}: " if self.place.ssh else ""
-                raise BenchError(f"{where}{message['trouble']}")
+                raise BenchError(f"{where}{message['error']}")
             if "progress" in message:
-                watch(float(message["progress"]))
+                report(float(message["progress"]))
             if reply in message:
                 return message[reply]
         raise BenchError(self._exit_reason())

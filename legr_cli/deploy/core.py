@@ -26,7 +26,7 @@ import warnings
 from typing import Any, Callable, Dict, Iterator, Sequence
 
 FORMAT, VERSION = "legr-bench", 1
-TURN = 0.05  # seconds that a network runs before it is the next one's turn
+TURN = 0.05  # seconds that a network runs before the next one takes over
 WARM_UP = 0.25  # seconds; at least three runs
 ROUNDS = 5  # minimum number of rounds, however long they take
 CLOCK_TOLERANCE = 0.05  # share by which the clock frequency may vary without a note
@@ -90,7 +90,7 @@ def cpu_of(core: int | None) -> tuple[str, list[str]]:
 
 
 def kernels(features: Sequence[str]) -> str:
-    """Return the kernels that ONNX Runtime uses, by their name in `legr prune --align`."""
+    """Return the kind of kernels that ONNX Runtime uses, as `legr prune --align` names it."""
     if platform.machine().lower() in ("aarch64", "arm64", "armv7l", "armv8l"):
         return "arm"
     return "avx512" if "avx512f" in features else "avx2" if "avx2" in features else "other"
@@ -292,7 +292,7 @@ class Net:
         self.run()
         return [self.run() for _ in range(self.runs)]
 
-    def answer(self) -> list[float]:
+    def first_output(self) -> list[float]:
         """Return the first output for the timing input, flattened."""
         return [float(value) for value in self.session.run(None, self.feed)[0].ravel()]
 
@@ -344,9 +344,9 @@ DTYPES = {  # numpy's name of each input type that images can have
 
 
 def _random_input(
-    name: str, inputs: Sequence[Any], asked: Sequence[int] | None, stored: Any
+    name: str, inputs: Sequence[Any], requested: Sequence[int] | None, stored: Any
 ) -> Facts:
-    """Make noise for a network's only input; `stored` is the image size in its metadata."""
+    """Make noise for a network's only input; `stored` is the input shape in its metadata."""
     import numpy as np
 
     if len(inputs) != 1:
@@ -357,20 +357,20 @@ def _random_input(
     declared, dtype = inputs[0].shape, DTYPES.get(inputs[0].type)
     if dtype is None:
         raise CoreError(f"{name} takes {inputs[0].type}; only floats and bytes are supported")
-    if asked is None and isinstance(stored, list) and _fits(declared, stored):
-        asked = stored
-    size = _input_shape(name, declared, asked)
+    if requested is None and isinstance(stored, list) and _fits(declared, stored):
+        requested = stored
+    size = _input_shape(name, declared, requested)
     pixels = np.random.default_rng(0).random(size, np.float32)
     # a dtype of one byte per element holds integers
     return {inputs[0].name: (pixels * 127 if dtype[1] == "1" else pixels).astype(dtype)}
 
 
 def _input_shape(
-    name: str, declared: Sequence[Any], asked: Sequence[int] | None
+    name: str, declared: Sequence[Any], requested: Sequence[int] | None
 ) -> tuple[int, ...]:
     """Return the shape of the input to time with: one image, unless the batch size is fixed."""
     batch = _positive_int(declared[0]) or 1 if declared else 1
-    if asked is None:
+    if requested is None:
         sizes = [_positive_int(size) for size in declared[1:]]
         if not declared or not all(sizes):
             shown = f" ({_format_shape(declared)})" if declared else ""
@@ -378,20 +378,20 @@ def _input_shape(
                 f"{name} takes images of any size{shown}: pass one, as in --input 3x224x224"
             )
         return (batch, *sizes)
-    if not _fits(declared, asked):
+    if not _fits(declared, requested):
         raise CoreError(
-            f"{name} takes {_format_shape(declared)}, not images of {_format_shape(asked)}"
+            f"{name} takes {_format_shape(declared)}, not images of {_format_shape(requested)}"
         )
-    return (batch, *asked)
+    return (batch, *requested)
 
 
-def _fits(declared: Sequence[Any], asked: Sequence[Any]) -> bool:
-    """Whether a network takes images of this size; sizes that it does not declare are free."""
-    if not asked or not all(_positive_int(size) for size in asked):
+def _fits(declared: Sequence[Any], shape: Sequence[Any]) -> bool:
+    """Whether a network takes images of this shape; any size fits where it declares none."""
+    if not shape or not all(_positive_int(size) for size in shape):
         return False
-    sizes = declared[1:] if declared else [None] * len(asked)
-    same = (_positive_int(size) in (None, want) for size, want in zip(sizes, asked))
-    return len(sizes) == len(asked) and all(same)
+    sizes = declared[1:] if declared else [None] * len(shape)
+    same = (_positive_int(size) in (None, wanted) for size, wanted in zip(sizes, shape))
+    return len(sizes) == len(shape) and all(same)
 
 
 def _positive_int(value: Any) -> Any:
@@ -441,7 +441,7 @@ def measure(
 ) -> Facts:
     """Time networks in turns for `seconds` each; ratios are relative to the first network.
 
-    Ends early, with the complete rounds, when `stopped` returns true; `report` gets the share done.
+    Stops after the last complete round once `stopped` returns true. `report` gets the share done.
     """
     core = pinned[0] if pinned else 0
     before = temperature_c()
@@ -568,8 +568,8 @@ def serve(source: Any, send: Callable[[Facts], None]) -> None:
             elif request["do"] == "drop":
                 del nets[request["name"]]
                 send({"dropped": request["name"]})
-            elif request["do"] == "answer":
-                send({"answer": nets[request["name"]].answer()})
+            elif request["do"] == "run":
+                send({"output": nets[request["name"]].first_output()})
             elif request["do"] == "measure":
                 selected = [nets[name] for name in request["names"]]
                 send(
@@ -584,9 +584,9 @@ def serve(source: Any, send: Callable[[Facts], None]) -> None:
                     }
                 )
         except CoreError as error:
-            send({"trouble": str(error)})
+            send({"error": str(error)})
         except Exception as error:
-            send({"trouble": f"{type(error).__name__}: {_first_line(error)}"})
+            send({"error": f"{type(error).__name__}: {_first_line(error)}"})
 
 
 def _json_lines() -> Callable[[Facts], None]:
@@ -609,7 +609,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--threads", type=int, default=1, help="number of threads; default: 1")
     parser.add_argument("--core", type=int, help="core to run on; default: the fastest")
     parser.add_argument("--input", help="size of one image, such as 3x224x224")
-    parser.add_argument("--against", help="reference network for ratios; default: the first")
+    parser.add_argument("--against", help="baseline for latency ratios; default: the first")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     send = _json_lines()
@@ -623,7 +623,7 @@ def main(arguments: Sequence[str]) -> None:
         text = f"its Python has no {error.name}: {python} -m pip install numpy onnxruntime"
         if not args.serve:
             raise SystemExit("legr_bench: " + text) from None
-        send({"trouble": text})
+        send({"error": text})
         return
     if args.serve:
         send({"hello": FORMAT})
@@ -638,7 +638,9 @@ def main(arguments: Sequence[str]) -> None:
 def _measure_files(args: Any) -> Facts:
     """Measure ONNX files on this machine; return the content of bench.json."""
     if not args.models or args.threads < 1 or not 0 < args.seconds < 1e5:
-        raise CoreError("expected at least one network, --threads from 1, and --seconds above 0")
+        raise CoreError(
+            "expected at least one network, --threads of at least 1 and --seconds above 0"
+        )
     sizes = args.input.split("x") if args.input else []
     if not all(size.isdigit() for size in sizes):
         raise CoreError(f"--input {args.input}: expected a size such as 3x224x224")

@@ -1,6 +1,6 @@
-"""`legr_cli.export`: write a network for a runtime, and verify it there.
+"""`legr_cli.export`: networks → ONNX files, verified against torch in ONNX Runtime.
 
-BatchNorm is not folded into convolutions: ONNX Runtime does that when it loads the file.
+BatchNorm is not folded into convolutions: ONNX Runtime does that when it loads a file.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from legr_cli.channels.id_tensors import tensors
-from legr_cli.channels.trace import evaluating
+from legr_cli.channels.structures import tensors
+from legr_cli.channels.switches import evaluating
 from legr_cli.cost import count_flops, count_params
 from legr_cli.deploy.names import file_names
 from legr_cli.errors import LegrError, ModelError, OutputError, SettingError, first_line
@@ -29,18 +29,18 @@ from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Report, Status, silent
 
-OPSET = 18  # the oldest that torch writes; runtimes on older boards read it
-OPSETS = (18, 23)  # what torch writes and the runtimes we support read
-TOLERANCE = 1e-3  # relative difference that rounding does not explain
+OPSET = 18  # the oldest that torch writes; runtimes on old boards support it
+OPSETS = (18, 23)  # oldest and newest that torch writes and our oldest runtime supports
+TOLERANCE = 1e-3  # relative; rounding alone stays well below
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written for a runtime."""
+    """An exported file."""
 
     file: Path
     bytes: int
-    difference: float  # largest, relative, between the runtime's output and torch's
+    difference: float  # largest between the runtime's output and torch's, relative
     opset: int
 
 
@@ -52,24 +52,24 @@ def export(
     opset: int = OPSET,
     input_shape: Sequence[int] | None = None,
 ) -> Exported:
-    """Write a network as an ONNX file, and check it against torch with ONNX Runtime.
+    """Export a network to ONNX, and compare its output in ONNX Runtime with torch's.
 
-    The file's metadata has an entry `legr`, a JSON object with the input size, FLOPs, parameters
-    and, where they are known, how pictures are resized, the mean and standard deviation of each
-    channel, and class names.
+    The entry `legr` of the file's metadata is a JSON object with the input shape, FLOPs, parameters
+    and, if known, how pictures are resized, the mean and standard deviation of each channel and the
+    class names.
 
     Args:
         model: Any module; it is not changed.
         path: The file to write; ends in `.onnx`.
-        batch: Images per batch; None leaves it free.
+        batch: Fixed batch size; None: any batch size.
         opset: Version of the ONNX operator set.
-        input_shape: Shape of one image, such as `(3, 224, 224)`; a module from legr knows its own.
+        input_shape: Shape of one image, such as `(3, 224, 224)`; modules from legr record theirs.
 
     Returns:
-        The file, its size, and how much its output differs from torch's.
+        The file, its size, and the difference between its output and torch's.
 
     Raises:
-        ModelError: The network does not run on such images, or torch cannot export it.
+        ModelError: The network does not run on this input shape, or torch cannot export it.
         OutputError: The file cannot be written.
         SettingError: An argument is out of range.
 
@@ -89,14 +89,14 @@ def export(
 
 def export_files(
     names: Sequence[str],
-    opened: Callable[[str], Network],
+    open_model: Callable[[str], Network],
     out: Path,
     *,
     batch: int | None = None,
     opset: int = OPSET,
     progress: Report = silent,
 ) -> list[Exported]:
-    """Export several networks to a folder, or one to a file; all files appear, or none."""
+    """Export networks to a folder, or one network to a file; on failure, nothing is written."""
     files = _outputs_for(names, out)
     written = []
     with staged() as stage:
@@ -104,12 +104,12 @@ def export_files(
             stage.folder(out)
         for name, path in zip(names, files, strict=True):
             progress(Status(f"exporting {name}"))
-            written.append(export_network(opened(name), path, stage.file(path), batch, opset))
+            written.append(export_network(open_model(name), path, stage.file(path), batch, opset))
     return written
 
 
 def _outputs_for(names: Sequence[str], out: Path) -> list[Path]:
-    """`out` itself for one network, or a file in that folder for each."""
+    """The file to write for each network: `out` itself, or one in the folder `out` for each."""
     require_folder(out)
     if out.suffix in EXPORTERS and not out.is_dir():
         if len(names) > 1:
@@ -125,7 +125,7 @@ def _outputs_for(names: Sequence[str], out: Path) -> list[Path]:
 def export_network(
     network: Network, path: Path, temporary: Path, batch: int | None = None, opset: int = OPSET
 ) -> Exported:
-    """Export to a file that takes the place of `path` when complete; its suffix decides how."""
+    """Export to `temporary`, in the format of `path`, which it replaces once it is complete."""
     if batch is not None and (type(batch) is not int or not 1 <= batch <= 100_000):
         raise SettingError(f"--batch must be a number of images or free, got {batch}")
     if type(opset) is not int or not OPSETS[0] <= opset <= OPSETS[1]:
@@ -135,7 +135,7 @@ def export_network(
 
 
 def _export_onnx(network: Network, temporary: Path, batch: int | None, opset: int) -> float:
-    """Write ONNX; returns the largest relative difference between ONNX Runtime and torch."""
+    """Write an ONNX file; return the relative difference between ONNX Runtime and torch."""
     import onnx
 
     model, shape = in_single_precision(network.model), network.input_shape
@@ -144,27 +144,27 @@ def _export_onnx(network: Network, temporary: Path, batch: int | None, opset: in
         expected = _outputs(network, model, images)
         program = _exported_program(network, model, images, len(expected), batch is None, opset)
     for node in program.model.graph:
-        node.metadata_props.clear()  # paths of the machine that it was exported on
+        node.metadata_props.clear()  # stack traces, with paths of this machine
     program.model.metadata_props["legr"] = json.dumps(_metadata(network, model))
     program.save(temporary, external_data=False)
     onnx.checker.check_model(temporary)
     difference = _difference(expected, _run(temporary, images.numpy()))
     if not difference <= TOLERANCE:
         raise LegrError(
-            f"{network.arch} gives other outputs in ONNX Runtime than in torch: they differ by "
-            f"{difference:.1e} (relative); does it draw random numbers?"
+            f"{network.arch} has a different output in ONNX Runtime than in torch (relative "
+            f"difference {difference:.1e}); does it draw random numbers?"
         )
     return difference
 
 
-# By suffix: network, file, batch (None: free) and opset → difference to torch.
+# By suffix: network, file, batch size (None: any) and opset → relative difference to torch.
 EXPORTERS: dict[str, Callable[[Network, Path, int | None, int], float]] = {".onnx": _export_onnx}
 
 
 def _metadata(network: Network, model: nn.Module) -> dict[str, Any]:
-    """What a file says of its network, for those who run or time it."""
+    """The metadata of a file: what programs need to run the network or to report on it."""
     shape, notes = network.input_shape, network.notes
-    known: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "arch": str(network.arch),
         "input": list(shape),
         "flops": count_flops(model, shape),
@@ -173,21 +173,24 @@ def _metadata(network: Network, model: nn.Module) -> dict[str, Any]:
     }
     statistics = notes.get("statistics")
     if isinstance(statistics, dict):
-        known |= {key: statistics[key] for key in ("mean", "std") if key in statistics}
+        metadata |= {key: statistics[key] for key in ("mean", "std") if key in statistics}
     if isinstance(notes.get("pictures"), dict):
-        known["pictures"] = notes["pictures"]
+        metadata["pictures"] = notes["pictures"]
     if isinstance(notes.get("class_names"), list):
-        known["classes"] = notes["class_names"]
-    return known
+        metadata["classes"] = notes["class_names"]
+    return metadata
 
 
 def _outputs(network: Network, model: nn.Module, images: torch.Tensor) -> list[np.ndarray]:
-    """What torch gives."""
+    """The outputs of the network in torch."""
     try:
         return [tensor.numpy() for tensor in tensors(model(images))]
     except Exception as error:
-        text = f"{network.arch} does not run on images of {'x'.join(map(str, network.input_shape))}"
-        raise ModelError(f"{text} ({first_line(error)}): pass their size with --input") from error
+        size = "x".join(map(str, network.input_shape))
+        raise ModelError(
+            f"{network.arch} does not run on images of {size} ({first_line(error)}): "
+            "pass their size with --input"
+        ) from error
 
 
 def _exported_program(
@@ -198,7 +201,7 @@ def _exported_program(
     free_batch: bool,
     opset: int,
 ) -> Any:
-    """torch's own export."""
+    """Export with `torch.onnx.export`."""
     try:
         program = torch.onnx.export(
             model,
@@ -217,17 +220,17 @@ def _exported_program(
     return program
 
 
-def exported(network: Network) -> tuple[bytes, float]:
-    """A network for one image as the bytes of an ONNX file, and its difference to torch."""
+def export_bytes(network: Network) -> tuple[bytes, float]:
+    """Export for a batch of one image; return the ONNX file and its difference to torch."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
-        found = export_network(network, path, path, batch=1)
-        return path.read_bytes(), found.difference
+        exported = export_network(network, path, path, batch=1)
+        return path.read_bytes(), exported.difference
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Hide what the exporter prints, logs and warns about."""
+    """Silence the exporter's output, logging and warnings."""
     sink = io.StringIO()
     with (
         warnings.catch_warnings(),
@@ -240,16 +243,16 @@ def _quietly() -> Iterator[None]:
 
 
 def _run(path: Path, images: np.ndarray) -> list[Any]:
-    """What ONNX Runtime gives."""
+    """The outputs of the network in ONNX Runtime."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return list(session.run(None, {session.get_inputs()[0].name: images}))
 
 
-def _difference(expected: list[np.ndarray], found: list[Any]) -> float:
-    """The largest difference, relative to the largest value."""
-    if [e.shape for e in expected] != [f.shape for f in found]:
+def _difference(expected: list[np.ndarray], actual: list[Any]) -> float:
+    """The largest difference, relative to the largest expected value; infinite if shapes differ."""
+    if [e.shape for e in expected] != [a.shape for a in actual]:
         return float("inf")
-    pairs = zip(expected, found, strict=True)
-    return max(float(np.abs(e - f).max() / max(np.abs(e).max(), 1e-30)) for e, f in pairs)
+    pairs = zip(expected, actual, strict=True)
+    return max(float(np.abs(e - a).max() / max(np.abs(e).max(), 1e-30)) for e, a in pairs)

@@ -1,4 +1,4 @@
-"""`legr prune`: a network and several targets, latencies among them → files."""
+"""Prune a network to several targets, latencies included, and write the results to files."""
 
 import contextlib
 import re
@@ -22,10 +22,10 @@ from legr_cli.targets import Target
 
 @dataclass(frozen=True)
 class PrunedFile:
-    """A pruned network that was written."""
+    """A pruned network that was written to a file."""
 
     file: Path
-    pruned: Pruned  # its network is not kept in memory
+    pruned: Pruned  # without the module, to free its memory
     bytes: int
     seconds: float
     onnx: Exported | None
@@ -33,7 +33,7 @@ class PrunedFile:
 
 @dataclass(frozen=True)
 class PrunedFiles:
-    """All files of a prune, and how they were made."""
+    """The files that one call wrote, and how they were made."""
 
     analysis: Analysis
     settings: Prune
@@ -56,7 +56,7 @@ def prune_files(
     command: str | None = None,
     progress: Report = silent,
 ) -> PrunedFiles:
-    """Prune to every target and write the networks; all files appear, or none."""
+    """Prune to every target and write the networks; on failure, nothing is written."""
     timed = any(target.kind.timed for target in targets)
     if ssh is not None and not timed:
         raise SettingError("--ssh requires a --latency target")
@@ -71,20 +71,20 @@ def prune_files(
         if board is not None:
             progress(Status("timing plans"))
             clock = PlanTimer(board, analysis, lambda text: progress(Status(text)))
-        decided = plans(analysis, resolved, settings, clock)
-        progress(Status(f"pruning {len(decided)} networks"))
+        chosen = plans(analysis, resolved, settings, clock)
+        progress(Status(f"pruning {len(chosen)} networks"))
         written, start = list[PrunedFile](), time.perf_counter()
         with staged() as files:
-            for pruned in apply_plans(analysis, resolved, settings, decided, clock):
+            for pruned in apply_plans(analysis, resolved, settings, chosen, clock):
                 written.append(_write(files, pruned, out, onnx, batch, command, start))
                 start = time.perf_counter()
-                progress(Status(f"{len(written)} of {len(decided)} networks pruned"))
-                del pruned  # frees its memory for the next one
+                progress(Status(f"{len(written)} of {len(chosen)} networks pruned"))
+                del pruned  # free its memory before the next network
     return PrunedFiles(analysis, settings, resolved, tuple(written))
 
 
 def check_out(out: Path, checkpoint: str, targets: int) -> None:
-    """Check the output before any work is done."""
+    """Raise before any work is done if `out` cannot hold the results."""
     try:
         out.exists()
     except OSError as error:
@@ -104,7 +104,7 @@ def check_out(out: Path, checkpoint: str, targets: int) -> None:
 
 
 def _path(files: Staged, out: Path, pruned: Pruned) -> Path:
-    """`out` itself, or a file in that folder."""
+    """The file to write: `out` itself, or one in the folder `out`."""
     if out.suffix == ".safetensors" and not out.is_dir():
         return out
     files.folder(out)
@@ -121,13 +121,13 @@ def _write(
     command: str | None,
     start: float,
 ) -> PrunedFile:
-    """Write one network, and its ONNX file if asked."""
+    """Write one network and, if `onnx`, its ONNX file."""
     path, network = _path(files, out, pruned), pruned.network
     if command is not None:
         network = replace(network, notes=with_command(network.notes, command))
     temporary = files.file(path)
     write_network(network, temporary)
-    size, graph = temporary.stat().st_size, path.with_suffix(".onnx")
-    exported = export_network(network, graph, files.file(graph), batch) if onnx else None
-    light = replace(pruned, network=replace(network, model=None))  # type: ignore[arg-type]
-    return PrunedFile(path, light, size, round(time.perf_counter() - start, 3), exported)
+    size, onnx_path = temporary.stat().st_size, path.with_suffix(".onnx")
+    exported = export_network(network, onnx_path, files.file(onnx_path), batch) if onnx else None
+    record = replace(pruned, network=replace(network, model=None))  # type: ignore[arg-type]
+    return PrunedFile(path, record, size, round(time.perf_counter() - start, 3), exported)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from legr_cli.errors import CheckpointError, ModelError
 from legr_cli.models.checkpoints import read_header
@@ -105,20 +105,60 @@ def with_command(notes: dict[str, Any], command: str) -> dict[str, Any]:
     return {**notes, "commands": [*(before if isinstance(before, list) else []), command]}
 
 
+@dataclass(frozen=True)
+class _Carried:
+    """A card, and the shapes of the tensors that it is about."""
+
+    card: Card
+    shapes: dict[str, tuple[int, ...]]
+
+
 def attach_card(model: nn.Module, card: Card) -> nn.Module:
     """Make a module carry its card; returns the module."""
+    carried = _Carried(card, _shapes(model))
     if isinstance(model, fx.GraphModule):
-        model.meta[_CARRIED] = card  # the one attribute that copying a GraphModule preserves
+        model.meta[_CARRIED] = carried  # the one attribute that copying a GraphModule preserves
     else:
-        model.__dict__[_CARRIED] = card
+        model.__dict__[_CARRIED] = carried
     return model
 
 
 def card_of(model: nn.Module) -> Card | None:
     """The card that a module carries, if any."""
-    carried = model.meta if isinstance(model, fx.GraphModule) else model.__dict__
-    card = carried.get(_CARRIED)
-    return card if isinstance(card, Card) else None
+    carried = _carried(model)
+    return None if carried is None else carried.card
+
+
+def check_shapes(model: nn.Module) -> None:
+    """See that a module's tensors still have the shapes that they had when it got its card.
+
+    Raises:
+        ModelError: They do not: its card describes another network.
+    """
+    carried = _carried(model)
+    own, known = _shapes(model), {} if carried is None else carried.shapes
+    for name in sorted(own | known) if carried is not None else ():
+        if own.get(name) != known.get(name):
+            shapes = f"has shape {own.get(name, 'none')}, it had {known.get(name, 'none')}"
+            raise ModelError(
+                f"the module no longer fits its card: '{name}' {shapes}. Was a layer replaced? "
+                "Replace it in the factory, and load, train or prune the network again"
+            )
+
+
+def _carried(model: nn.Module) -> _Carried | None:
+    """What a module carries."""
+    carried = (model.meta if isinstance(model, fx.GraphModule) else model.__dict__).get(_CARRIED)
+    return carried if isinstance(carried, _Carried) else None
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors that a file would hold."""
+    return {
+        name: tuple(value.shape)
+        for name, value in model.state_dict().items()
+        if isinstance(value, Tensor)
+    }
 
 
 def unwrap(model: Any) -> nn.Module:

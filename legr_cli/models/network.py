@@ -14,17 +14,29 @@ from torch.overrides import TorchFunctionMode
 
 from legr_cli.channels import apply, couple
 from legr_cli.errors import CheckpointError, LegrError, ModelError, SettingError
-from legr_cli.models.card import KEY, Card, Channels, attach_card, card_of, parse_card, unwrap
-from legr_cli.models.checkpoints import StateDict, fill, read_weights, write_weights
+from legr_cli.models.card import (
+    KEY,
+    Card,
+    Channels,
+    attach_card,
+    card_of,
+    check_shapes,
+    parse_card,
+    unwrap,
+)
+from legr_cli.models.checkpoints import Tensors, read_content, write_weights
 from legr_cli.models.kept import kept_units
+from legr_cli.models.loading import like_saved, load_into
 from legr_cli.models.registry import (
     Arch,
     as_arch,
     build,
     default_input,
     default_statistics,
-    torchvision_names,
+    with_weights,
 )
+from legr_cli.models.state_dicts import as_named_in, match
+from legr_cli.models.torchvision_models import torchvision_names
 
 _LARGEST_NETWORK = 10**10  # parameters
 
@@ -48,6 +60,10 @@ class Network:
         """The module, carrying its card."""
         return attach_card(self.model, self.card)
 
+    def copied(self) -> "Network":
+        """The same network with its own copy of the module, on the CPU in float32."""
+        return replace(self, model=own_copy(self.model))
+
 
 def open_network(
     spec: str,
@@ -56,20 +72,25 @@ def open_network(
     input_shape: tuple[int, ...] | None = None,
     seed: int = 0,
     usual: Arch | None = None,
+    weights: str | None = None,
 ) -> Network:
     """Open `torchvision:NAME[@WEIGHTS]`, `random:NAME`, a public checkpoint or a legr file.
 
     `usual` is the architecture to assume where neither `arch` nor the file names one; `seed`
-    draws random weights.
+    draws random weights; `weights` says where in a checkpoint the weights are.
     """
     given = None if arch is None else as_arch(arch, classes)
+    if weights is not None and spec.startswith(("random:", "torchvision:")):
+        raise CheckpointError(f"--weights {weights} is for checkpoint files, and {spec} is none")
     if spec.startswith("random:"):
         return _fresh(as_arch(spec.removeprefix("random:"), classes), input_shape, seed)
     if spec.startswith("torchvision:"):
         return _torchvision(spec.removeprefix("torchvision:"), input_shape)
-    weights, header = read_weights(Path(spec))
+    content, header = read_content(Path(spec))
     if KEY in header:
-        network = _saved(spec, weights, header[KEY], given, usual)
+        if weights is not None:
+            raise CheckpointError(f"{spec} holds one network: leave --weights out")
+        network = _saved(spec, content, header[KEY], given, usual)
         for option, asked, is_so in (
             ("--input", input_shape, network.input_shape),
             ("--classes", classes, network.arch.classes),
@@ -81,9 +102,11 @@ def open_network(
     given = given or usual
     if given is None:
         raise CheckpointError(f"{spec} does not say which network it is of: pass --arch")
-    network = _fresh(given, input_shape)
-    fill(network.model, weights, given, spec)
-    return network
+    found = match(spec, content, given, build, weights)
+    network = _around(found.model, found.arch, input_shape)
+    if not found.selected:
+        return network
+    return replace(network, notes={**network.notes, "weights": found.key})
 
 
 def as_network(
@@ -103,6 +126,8 @@ def as_network(
         if shape is None:
             raise SettingError("pass input_shape, the shape of one image, such as (3, 224, 224)")
         return Network(model, as_arch(arch) if arch else Arch(type(model).__name__), shape)
+    if arch is None or card.kept is not None:  # kept channels are those of the card's layers
+        check_shapes(model)
     if arch is not None:
         card = replace(card, arch=as_arch(arch, card.arch.classes))
     return Network(model, card.arch, shape or card.input_shape, card.kept, card.notes)
@@ -139,7 +164,11 @@ def in_single_precision(model: nn.Module) -> nn.Module:
 
 def _fresh(arch: Arch, input_shape: tuple[int, ...] | None, seed: int = 0) -> Network:
     """A network with the random weights its code gives it."""
-    model = build(arch, seed)
+    return _around(build(arch, seed), arch, input_shape)
+
+
+def _around(model: nn.Module, arch: Arch, input_shape: tuple[int, ...] | None) -> Network:
+    """A network of a dense module, with what its architecture implies."""
     statistics = default_statistics(arch)
     notes = {"statistics": statistics} if statistics else {}
     return Network(model, arch, input_shape or default_input(arch, model), None, notes)
@@ -155,7 +184,8 @@ def with_new_head(network: Network, classes: int, seed: int = 0) -> Network:
     head = {n for n in own if n not in more or own[n].shape != more[n].shape}
     if len({name.rpartition(".")[0] for name in head}) != 1:
         raise ModelError(f"--new-head: {arch} has no last layer that depends on num_classes alone")
-    fill(model, {n: own[n] if n in head else weights[n] for n in own if n in weights}, arch, "it")
+    tensors = {n: own[n] if n in head else weights[n] for n in own if n in weights}
+    load_into(model, like_saved(tensors, model), arch, "it")
     return replace(network, model=model, arch=arch)
 
 
@@ -165,8 +195,7 @@ def _torchvision(text: str, input_shape: tuple[int, ...] | None) -> Network:
 
     name, _, weights = text.partition("@")
     if name not in torchvision_names():
-        raise ModelError(f"torchvision has no classification network {name!r}")
-    network = _fresh(Arch(name), input_shape)
+        raise ModelError(f"torchvision has no network {name!r}")
     try:
         known = torchvision.models.get_model_weights(name)
         chosen = known[weights] if weights else known.DEFAULT  # type: ignore[misc,attr-defined]
@@ -181,13 +210,15 @@ def _torchvision(text: str, input_shape: tuple[int, ...] | None) -> Network:
             f"the weights of torchvision:{name} cannot be fetched ({error}); download "
             f"{chosen.url} elsewhere and pass the file with --arch {name}"
         ) from error
-    fill(network.model, found, network.arch, f"torchvision:{text}")
+    network = _fresh(with_weights(Arch(name), chosen.name), input_shape)
+    tensors = as_named_in(network.model, found, network.arch)
+    load_into(network.model, tensors, network.arch, f"torchvision:{text}")
     names = chosen.meta.get("categories")
     return replace(network, notes={**network.notes, "class_names": names}) if names else network
 
 
 def _saved(
-    spec: str, weights: StateDict, header: str, given: Arch | None, usual: Arch | None
+    spec: str, weights: Tensors, header: str, given: Arch | None, usual: Arch | None
 ) -> Network:
     """A network that legr wrote: built empty, cut as its card says, then filled."""
     card = parse_card(spec, header)
@@ -204,7 +235,7 @@ def _saved(
         raise CheckpointError(f"{spec} holds {arch.name}, not {given.name}: leave --arch out")
     try:
         model = rebuild(replace(card, arch=arch))
-        fill(model, weights, arch, spec)
+        load_into(model, like_saved(weights, model), arch, spec)
     except LegrError as error:
         raise CheckpointError(f"{spec} cannot be opened: {error}") from error
     return Network(model.eval(), arch, card.input_shape, card.kept, card.notes)

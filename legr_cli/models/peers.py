@@ -13,31 +13,37 @@ def open_peers(
     arch: str | Callable[..., nn.Module] | None = None,
     classes: int | None = None,
     input_shape: tuple[int, ...] | None = None,
-    opened: Mapping[str, Network] | None = None,
-    watch: Callable[[str], None] = lambda _: None,
+    weights: str | None = None,
+    in_memory: Mapping[str, Network] | None = None,
+    on_open: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[str, Network]]:
-    """Open networks one by one, files written by legr first, whatever their order.
+    """Open networks one by one: first the files written by legr, then the others.
 
-    A network that records neither its architecture nor its input size, such as the dense
-    checkpoint, takes those of the first. `opened` has networks that are open already, by name;
-    `watch` is told which one is next.
+    Files written by legr record their architecture and input size, which checkpoints lack; the
+    others default to those of the first network opened. `in_memory` holds networks that need no
+    opening, by name; `on_open` is called with each name before its network is opened.
     """
-    first: Card | None = None
+    reference: Card | None = None
     for name in sorted(names, key=lambda name: not name.endswith(".safetensors")):
-        watch(name)
-        network = (opened or {}).get(name)
+        on_open(name)
+        network = (in_memory or {}).get(name)
         if network is None:
-            size = input_shape or _size_like(first, name)
-            usual = None if first is None else first.arch
-            network = open_network(name, arch, classes, size, usual=usual)
-        first = first or network.card
+            shape = input_shape or _default_shape(reference, name)
+            usual = None if reference is None else reference.arch
+            network = open_network(name, arch, classes, shape, usual=usual, weights=weights)
+        reference = reference or network.card
         yield name, network
 
 
-def _size_like(first: Card | None, name: str) -> tuple[int, ...] | None:
-    """Input size for a network that does not record its own: that of its peer."""
-    if first is None or name.endswith(".safetensors"):
+def _default_shape(reference: Card | None, name: str) -> tuple[int, ...] | None:
+    """Input shape for a network that may not record its own: that of the first network opened.
+
+    None, to use the architecture's default, if the network is of another architecture.
+    """
+    if reference is None or name.endswith(".safetensors"):
         return None
     kind, _, arch = name.partition(":")
-    named = kind in ("random", "torchvision")
-    return first.input_shape if not named or arch.split("@")[0] == str(first.arch) else None
+    names_arch = kind in ("random", "torchvision")
+    if names_arch and arch.split("@")[0] != str(reference.arch):
+        return None
+    return reference.input_shape

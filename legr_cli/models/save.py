@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from legr_cli.channels.id_tensors import tensors
-from legr_cli.channels.trace import evaluating
+from legr_cli.channels.structures import tensors
+from legr_cli.channels.switches import evaluating
 from legr_cli.errors import LegrError, ModelError, OutputError, first_line
 from legr_cli.files import require_folder, staged
 from legr_cli.models.card import card_of, unwrap
+from legr_cli.models.loading import like_saved
 from legr_cli.models.network import Network, as_network, rebuild, write_network
 from legr_cli.models.registry import Arch, as_arch, default_input
 
@@ -93,7 +94,8 @@ def check_card(network: Network) -> None:
             raise ModelError(
                 f"the module does not match {arch}: '{name}' has shape {shapes}; {_ADVICE}"
             )
-    rebuilt.load_state_dict({n: t.detach().cpu() for n, t in own.items()}, assign=True)
+    tensors = {name: tensor.detach().cpu() for name, tensor in own.items()}
+    rebuilt.load_state_dict(like_saved(tensors, rebuilt), assign=True)
     _check_output(network, rebuilt)
 
 

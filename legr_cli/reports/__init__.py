@@ -1,1 +1,1 @@
-"""Charts and the HTML page, built from result files."""
+"""Charts and the HTML report, built from result files."""

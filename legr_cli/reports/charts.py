@@ -1,11 +1,11 @@
-"""The charts of a report as plain data, for the page (SVG) and for image files alike."""
+"""The charts of a report as plain data, independent of how they are drawn."""
 
 import math
 from dataclasses import dataclass
 from itertools import accumulate
 
 from legr_cli.baselines.summary import MethodSummary
-from legr_cli.deploy.bench import fitted_slope
+from legr_cli.deploy.slope import fitted_slope
 from legr_cli.reports.records import (
     BenchRecord,
     Comparison,
@@ -21,18 +21,18 @@ Numbered = list[tuple[int, NetworkRecord]]  # networks with their row numbers in
 
 @dataclass(frozen=True)
 class DataPoint:
-    """A point of a series; `row` is the number of its network in the table, if it has one."""
+    """A point of a series; `row` is the index of its network in the table, if it is there."""
 
     x: float
     y: float
     label: str
     row: int | None = None
-    error: float = 0.0  # half the height of its error bar
+    error: float = 0.0  # half the height of the error bar
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one colour."""
+    """Points that share a colour and a name in the legend."""
 
     name: str
     points: list[DataPoint]
@@ -44,7 +44,7 @@ class Series:
 class Plot:
     """A chart with two axes."""
 
-    key: str  # stem of its image file
+    key: str  # stem of the image file
     title: str
     x: str
     y: str
@@ -54,12 +54,12 @@ class Plot:
 
 @dataclass(frozen=True)
 class Heatmap:
-    """Shares by row and column: channels kept by network and layer."""
+    """Share of channels kept, by network (row) and layer (column)."""
 
     key: str
     title: str
     columns: list[str]
-    rows: list[tuple[str, int, list[float]]]  # label, number in the table, a share per column
+    rows: list[tuple[str, int, list[float]]]  # label, row in the table, a share per column
 
 
 @dataclass(frozen=True)
@@ -69,25 +69,25 @@ class BarChart:
     key: str
     title: str
     x: str
-    parts: list[str]
-    rows: list[tuple[str, list[float]]]  # label, a length per part
+    parts: list[str]  # names of the segments of a bar
+    rows: list[tuple[str, list[float]]]  # label, a length per segment
     note: str = ""
 
 
 def plots(data: ReportData) -> list[Plot]:
-    """All plots that the data has points for."""
-    made = [plot for comparison in data.comparisons for plot in _method_curves(comparison)]
-    made = made or [_accuracy_by_flops(data.networks)]
-    made += _accuracy_by_latency(data)
-    made.append(latency_by_flops(data.benches, data.networks))
+    """Every plot that has points."""
+    drawn = [plot for comparison in data.comparisons for plot in _method_curves(comparison)]
+    drawn = drawn or [_accuracy_by_flops(data.networks)]
+    drawn += _accuracy_by_latency(data)
+    drawn.append(latency_by_flops(data.benches, data.networks))
     for search in data.searches:
-        made += [_search_progress(search), *_layer_parameters(search)]
-    return [plot for plot in made if any(series.points for series in plot.series)]
+        drawn += [_search_progress(search), *_layer_parameters(search)]
+    return [plot for plot in drawn if any(series.points for series in plot.series)]
 
 
 def bar_charts(data: ReportData) -> list[BarChart]:
-    """Cost of every method relative to LeGR's total, or in seconds if LeGR was not compared."""
-    made = []
+    """Cost of each method relative to LeGR's total, or in seconds if LeGR was not compared."""
+    charts = []
     for comparison in data.comparisons:
         summaries = comparison.summaries
         legr = next((summary for summary in summaries if summary.method == "legr"), None)
@@ -97,25 +97,25 @@ def bar_charts(data: ReportData) -> list[BarChart]:
             for s in summaries
         ]
         targets = len({row.target for row in comparison.rows})
-        made.append(
+        charts.append(
             BarChart(
                 f"cost-{comparison.name}",
                 f"Cost of {targets} networks of {comparison.arch}",
                 "relative to LeGR" if unit else "seconds",
                 ["pruning", "tuning"],
                 rows,
-                "Wall-clock time of one seed. Pruning: deciding what to remove; "
-                "tuning: training the pruned networks.",
+                "Wall-clock time per seed. Pruning: deciding what to remove; "
+                "tuning: fine-tuning the pruned networks.",
             )
         )
-    return made
+    return charts
 
 
 def _method_curves(comparison: Comparison) -> list[Plot]:
-    """Accuracy by FLOPs of each method, averaged over seeds: after fine-tuning and before."""
+    """Accuracy by FLOPs of each method after fine-tuning and before, averaged over seeds."""
     seeds = len({row.seed for row in comparison.rows})
     note = f"Mean of {seeds} seeds; error bars: one standard deviation." if seeds > 1 else ""
-    made = []
+    curves = []
     for prefix, title, tuned in (
         ("compare", "Accuracy by FLOPs", True),
         ("compare-before", "Accuracy before fine-tuning", False),
@@ -124,7 +124,7 @@ def _method_curves(comparison: Comparison) -> list[Plot]:
             _method_series(summary, comparison.dense_accuracy, tuned)
             for summary in comparison.summaries
         ]
-        made.append(
+        curves.append(
             Plot(
                 f"{prefix}-{comparison.name}",
                 f"{title}: {comparison.arch}",
@@ -134,7 +134,7 @@ def _method_curves(comparison: Comparison) -> list[Plot]:
                 note or "One seed.",
             )
         )
-    return made
+    return curves
 
 
 def _method_series(summary: MethodSummary, dense_accuracy: float, tuned: bool) -> Series:
@@ -152,7 +152,7 @@ def _method_series(summary: MethodSummary, dense_accuracy: float, tuned: bool) -
 
 
 def _curve(name: str, points: list[DataPoint]) -> Series:
-    """Points connected from left to right."""
+    """A series whose points are connected from left to right."""
     return Series(name, sorted(points, key=lambda point: point.x))
 
 
@@ -162,7 +162,7 @@ def heatmaps(data: ReportData) -> list[Heatmap]:
     for i, network in enumerate(data.networks):
         if network.widths:
             by_layers.setdefault(tuple(network.widths), []).append((i, network))
-    made = []
+    maps = []
     for number, (columns, networks) in enumerate(by_layers.items(), 1):
         rows = [
             (network.short_label, i, [kept / dense for kept, dense in network.widths.values()])
@@ -170,12 +170,12 @@ def heatmaps(data: ReportData) -> list[Heatmap]:
         ]
         of_arch = f" of {networks[0][1].arch}" if len(by_layers) > 1 else ""
         key = "channels" if number == 1 else f"channels-{number}"
-        made.append(Heatmap(key, f"Channels kept{of_arch}, by layer", list(columns), rows))
-    return made
+        maps.append(Heatmap(key, f"Channels kept{of_arch}, by layer", list(columns), rows))
+    return maps
 
 
 def _by_method(networks: list[NetworkRecord]) -> dict[str, Numbered]:
-    """Networks by method; each group ends with the dense network of its architecture."""
+    """Group networks by method; each group ends with the dense network of its architecture."""
     dense = [(i, network) for i, network in enumerate(networks) if network.method == "dense"]
     groups: dict[str, Numbered] = {}
     for i, network in enumerate(networks):
@@ -187,7 +187,7 @@ def _by_method(networks: list[NetworkRecord]) -> dict[str, Numbered]:
 
 
 def _accuracy_by_flops(networks: list[NetworkRecord]) -> Plot:
-    """The trade-off curve of each method."""
+    """Accuracy by FLOPs, one curve per method."""
     series = []
     for method, group in _by_method(networks).items():
         points = [
@@ -200,8 +200,8 @@ def _accuracy_by_flops(networks: list[NetworkRecord]) -> Plot:
 
 
 def _accuracy_by_latency(data: ReportData) -> list[Plot]:
-    """The trade-off curve by milliseconds, one plot per device."""
-    made = []
+    """Accuracy by milliseconds, one plot per device and one curve per method."""
+    drawn = []
     for number, device in enumerate(data.devices, 1):
         series = []
         for method, group in _by_method(data.networks).items():
@@ -213,15 +213,17 @@ def _accuracy_by_latency(data: ReportData) -> list[Plot]:
             ]
             series.append(_curve(method, points))
         title = f"Accuracy by latency on {device}"
-        made.append(Plot(f"accuracy-latency-{number}", title, "latency, ms", ACCURACY_AXIS, series))
-    return made
+        drawn.append(
+            Plot(f"accuracy-latency-{number}", title, "latency, ms", ACCURACY_AXIS, series)
+        )
+    return drawn
 
 
 def latency_by_flops(benches: list[BenchRecord], networks: list[NetworkRecord]) -> Plot:
     """Latency against FLOPs with a fitted line for each device (the paper's figure 8)."""
     series, slopes = [], []
     for bench in benches:
-        # networks that share a bench row: the first one is linked
+        # a point links to one row of the table: if networks share a measurement, the first
         rows = [(bench.row_of(network), i) for i, network in enumerate(networks)]
         numbers = {row.name: i for row, i in reversed(rows) if row is not None}
         points = [
@@ -249,7 +251,7 @@ def latency_by_flops(benches: list[BenchRecord], networks: list[NetworkRecord]) 
 
 
 def _search_progress(search: SearchRecord) -> Plot:
-    """The accuracy of every candidate, and the best so far."""
+    """Accuracy of every candidate, and the best so far."""
     accuracies = [100 * accuracy for accuracy in search.candidates]
     points = [DataPoint(i, y, f"candidate {i}") for i, y in enumerate(accuracies, 1)]
     best = [
@@ -268,7 +270,7 @@ def _search_progress(search: SearchRecord) -> Plot:
 
 
 def _layer_parameters(search: SearchRecord) -> list[Plot]:
-    """α and κ by layer; no points if the ranking has none."""
+    """α and κ by layer; without points if the ranking has none."""
     alpha = [
         DataPoint(i, math.log10(layer.alpha), f"{layer.name}: α = {layer.alpha:.3g}")
         for i, layer in enumerate(search.layers, 1)

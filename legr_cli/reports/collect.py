@@ -1,4 +1,4 @@
-"""Find result files and gather what they hold for a report."""
+"""Find result files and collect their records for a report."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from legr_cli.baselines.summary import FORMAT as COMPARISON
 from legr_cli.deploy import core
-from legr_cli.deploy.bench import checked
+from legr_cli.deploy.bench_json import check_bench
 from legr_cli.errors import LegrError, ReportError
 from legr_cli.models.card import Card, read_card
 from legr_cli.ranking import FORMAT as RANKING
@@ -20,7 +20,7 @@ from legr_cli.reports.reading import (
 from legr_cli.reports.records import (
     BenchRecord,
     Comparison,
-    Latency,
+    DeviceLatency,
     NetworkRecord,
     ReportData,
     SearchRecord,
@@ -28,17 +28,19 @@ from legr_cli.reports.records import (
 
 
 def collect(paths: Iterable[Path]) -> ReportData:
-    """Read files, and every result of legr in folders.
+    """Read result files, and all result files in folders.
 
-    A file named by the user must be readable; other files in a folder are skipped if they are not.
-    A fine-tuned network replaces the pruned one it was made from.
+    A file that the user named must be readable; others in a folder are skipped if they are not.
+    A fine-tuned network replaces the pruned one that it was made from.
     """
     files = _find_files(paths)
     comparisons = read_comparisons(path for path, _ in files if path.name == "compare.json")
     cards, benches, searches = _read_files(files, comparisons)
     networks = [network_record(path, card, cards.values()) for path, card in cards.items()]
     if not (networks or benches or searches or comparisons):
-        raise ReportError("found no results of legr there: name its result files or folders")
+        raise ReportError(
+            "no results of legr found: pass its result files or folders that contain them"
+        )
     networks += _benched_dense(networks, benches)
     networks = [_with_latencies(network, benches) for network in networks]
     if len({network.arch for network in networks}) > 1:
@@ -49,24 +51,24 @@ def collect(paths: Iterable[Path]) -> ReportData:
 
 
 def _find_files(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
-    """Every file once, and whether the user named it."""
-    found: dict[Path, bool] = {}
+    """List every file once, and whether the user named it."""
+    files: dict[Path, bool] = {}
     for path in paths:
         if path.is_dir():
             for inside in sorted(path.rglob("*")):
                 if inside.is_file() and not inside.name.startswith("."):
-                    found.setdefault(inside, False)
+                    files.setdefault(inside, False)
         elif path.is_file():
-            found[path] = True
+            files[path] = True
         else:
             raise ReportError(f"{path} does not exist")
-    return list(found.items())
+    return list(files.items())
 
 
 def _read_files(
     files: list[tuple[Path, bool]], comparisons: list[Comparison]
 ) -> tuple[dict[Path, Card], list[BenchRecord], list[SearchRecord]]:
-    """Network cards by file, benchmarks and searches."""
+    """Read network cards (by file), measurements and searches."""
     cards: dict[Path, Card] = {}
     benches: list[BenchRecord] = []
     searches: list[SearchRecord] = []
@@ -80,12 +82,12 @@ def _read_files(
             data = read_json(path) if path.suffix == ".json" else {}
             kind = data.get("format")
             if kind == core.FORMAT:
-                benches.append(bench_record(checked(path, data)))
+                benches.append(bench_record(check_bench(path, data)))
             elif kind == RANKING:
                 searches.append(search_record(path, data))
             elif named and kind != COMPARISON:
                 raise ReportError(
-                    f"{path} is not a network, ranking, benchmark or comparison of legr's"
+                    f"{path} is not a network, ranking, measurement or comparison written by legr"
                 )
         except LegrError:
             if named:
@@ -96,28 +98,28 @@ def _read_files(
 def _benched_dense(
     networks: list[NetworkRecord], benches: list[BenchRecord]
 ) -> list[NetworkRecord]:
-    """Dense networks that served as a benchmark's baseline and have no file here."""
+    """Dense networks that were the baseline of a measurement but have no file here."""
     known = {(network.arch, network.flops) for network in networks}
-    found: dict[tuple[str, int], NetworkRecord] = {}
+    baselines: dict[tuple[str, int], NetworkRecord] = {}
     for bench in benches:
         row = next(row for row in bench.rows if row.name == bench.baseline)
         arch = str(row.arch)
         if row.flops and (arch, row.flops) not in known:
             file = row.file or Path(row.name)
             dense = NetworkRecord(file, "dense", arch, row.flops, row.flops, row.params)
-            found.setdefault((arch, row.flops), dense)
-    return list(found.values())
+            baselines.setdefault((arch, row.flops), dense)
+    return list(baselines.values())
 
 
 def _with_latencies(network: NetworkRecord, benches: list[BenchRecord]) -> NetworkRecord:
-    """The network with its latency in each benchmark that timed it."""
+    """Add the latencies of a network, one for each measurement that includes it."""
     timed = ((bench.device, bench.row_of(network)) for bench in benches)
-    latencies = [Latency(device, row.median_ms, row.ratio) for device, row in timed if row]
+    latencies = [DeviceLatency(device, row.median_ms, row.ratio) for device, row in timed if row]
     return replace(network, latencies=latencies)
 
 
 def _without_untuned(networks: list[NetworkRecord]) -> list[NetworkRecord]:
-    """Leave out networks that are also there fine-tuned (same method, architecture and FLOPs)."""
+    """Leave out networks of which there is a fine-tuned version, by method, arch and FLOPs."""
     tuned = {(n.method, n.arch, n.flops) for n in networks if n.accuracy is not None}
     return [
         network

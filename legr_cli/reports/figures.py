@@ -1,4 +1,4 @@
-"""Charts as image files for papers and slides, and a search as an animation (matplotlib)."""
+"""Draw charts as image files, and a search as an animation, with matplotlib."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from legr_cli.reports.charts import BarChart, Heatmap, Plot
 
-MAX_FRAMES = 80  # of an animation
+MAX_FRAMES = 80  # in an animation
 
 
 def save_plot(plot: Plot, path: Path, kind: str) -> None:
@@ -61,7 +61,7 @@ def save_heatmap(heatmap: Heatmap, path: Path, kind: str) -> None:
 
 
 def animate(plot: Plot, path: Path) -> None:
-    """Save a search as a GIF: candidates appear one by one while the best so far rises."""
+    """Save the plot of a search as a GIF in which candidates appear one by one."""
     from PIL import Image
 
     candidates, best = (series.points for series in plot.series)
@@ -72,7 +72,7 @@ def animate(plot: Plot, path: Path) -> None:
     (line,) = axes.plot([], [], "-", label="best so far")
     axes.legend(frameon=False, loc="lower right", fontsize="small")
     canvas, frames = FigureCanvasAgg(figure), []
-    stride = -(-len(ys) // MAX_FRAMES)  # rounded up, so that there are at most MAX_FRAMES
+    stride = -(-len(ys) // MAX_FRAMES)  # rounded up, so at most MAX_FRAMES frames
     for count in (*range(1, len(ys), stride), len(ys)):
         for artist, points in ((dots, candidates[:count]), (line, best[:count])):
             artist.set_data([point.x for point in points], [point.y for point in points])
@@ -85,12 +85,12 @@ def animate(plot: Plot, path: Path) -> None:
 
 
 def _escape_dollars(text: str) -> str:
-    """Keep dollar signs literal: matplotlib renders text between two of them as a formula."""
+    """Escape dollar signs: matplotlib renders text between two of them as a formula."""
     return text.replace("$", r"\$")
 
 
 def _new_axes(plot: Plot) -> tuple[Figure, Axes]:
-    """Axes with title, labels and a grid."""
+    """Create axes with title, labels and a grid."""
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axes = figure.add_subplot()
     axes.set(title=_escape_dollars(plot.title), xlabel=plot.x, ylabel=plot.y)

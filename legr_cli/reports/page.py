@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page: charts, networks and the commands behind them."""
+"""Render a report as one self-contained HTML page."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def page(data: ReportData, folder: Path) -> str:
-    """The HTML of the page; links to network files are relative to `folder`."""
+    """Render the page; links to network files are relative to `folder`."""
     template = string.Template(TEMPLATE.read_text(encoding="utf-8"))
     figures = [_plot_figure(plot) for plot in plots(data)]
     figures += [_bars_figure(chart) for chart in bar_charts(data)]
@@ -39,30 +39,30 @@ def page(data: ReportData, folder: Path) -> str:
 
 
 def _summary(data: ReportData) -> str:
-    """The contents of the page in one line."""
+    """Summarize the page in one line."""
     count, devices = len(data.networks), data.devices
     parts = [f"{count} network{'s' if count > 1 else ''}" if count else ""]
     parts += [f"timed on {', '.join(devices)}" if devices else ""]
-    tried = sum(len(search.candidates) for search in data.searches)
-    parts += [f"{tried} candidates evaluated" if tried else ""]
+    candidates = sum(len(search.candidates) for search in data.searches)
+    parts += [f"{candidates} candidates evaluated" if candidates else ""]
     hint = "FLOPs are counted by fvcore (one multiply-add = 1). Click a point to see its row."
     contents = "; ".join(part for part in parts if part)
     return f"{contents}. {hint}" if contents else hint
 
 
 def _plot_figure(plot: Plot) -> str:
-    """A plot with its title, legend and caption."""
+    """Render a plot with its title, legend and caption."""
     legend = [(i, s.name) for i, s in enumerate(plot.series) if s.points]
     return _figure(plot.title, legend, plot_svg(plot), plot.note)
 
 
 def _bars_figure(chart: BarChart) -> str:
-    """A bar chart with its title, legend and caption."""
+    """Render a bar chart with its title, legend and caption."""
     return _figure(chart.title, list(enumerate(chart.parts)), bars_svg(chart), chart.note)
 
 
 def _figure(title: str, legend: list[tuple[int, str]], svg: str, note: str) -> str:
-    """A chart with its title, a legend if there are several series, and a caption."""
+    """Render a chart with its title, a caption and, for several series, a legend."""
     keys = "".join(
         f'<span><i class="s{i % COLOURS}"></i>{escape(name)}</span>' for i, name in legend
     )
@@ -72,10 +72,12 @@ def _figure(title: str, legend: list[tuple[int, str]], svg: str, note: str) -> s
 
 
 def _heatmap_figure(heatmap: Heatmap) -> str:
-    """A heatmap with its title and the names of its columns."""
+    """Render a heatmap with its title and a caption that names its columns."""
     names = heatmap.columns
     names = names if len(names) <= 12 else [names[0], "…", names[-1]]
-    note = f"One row per network, one column per layer ({', '.join(names)}); darker: more kept."
+    note = (
+        f"One row per network, one column per layer ({', '.join(names)}); darker means more kept."
+    )
     return (
         f'<figure class="wide tiles"><h2>{escape(heatmap.title)}</h2>{heatmap_svg(heatmap)}'
         f"<figcaption>{escape(note)}</figcaption></figure>"
@@ -83,7 +85,7 @@ def _heatmap_figure(heatmap: Heatmap) -> str:
 
 
 def _table(networks: list[NetworkRecord], folder: Path) -> str:
-    """A row for each network, sortable by any column."""
+    """Render the table of networks, sortable by any column."""
     if not networks:
         return ""
     devices = list(dict.fromkeys(latency.device for net in networks for latency in net.latencies))
@@ -104,10 +106,10 @@ def _table(networks: list[NetworkRecord], folder: Path) -> str:
         cells = "".join(_cell(column[i]) for column in shown.values())
         label, name = escape(net.label, quote=True), escape(net.file.name, quote=True)
         link = escape(quote(os.path.relpath(net.file.resolve(), folder.resolve())), quote=True)
-        place = f'<a href="{link}">{name}</a>' if net.file.exists() else name
+        file = f'<a href="{link}">{name}</a>' if net.file.exists() else name
         rows.append(
             f'<tr data-net="{i}"><td data-value="{label}">{label}</td>{cells}'
-            f'<td data-value="{name}">{place}</td></tr>'
+            f'<td data-value="{name}">{file}</td></tr>'
         )
     return (
         '<section class="wide"><h2>Networks</h2><table><thead><tr>'
@@ -116,19 +118,19 @@ def _table(networks: list[NetworkRecord], folder: Path) -> str:
 
 
 def _percent(share: float | None) -> float | None:
-    """A share as a percentage, if there is one."""
+    """Convert a share to a percentage; None stays None."""
     return None if share is None else 100 * share
 
 
 def _cell(number: float | None) -> str:
-    """A table cell, empty if there is no number."""
+    """Render a table cell, empty if there is no number."""
     if number is None:
         return '<td data-value=""></td>'
     return f'<td data-value="{number}">{number:.4g}</td>'
 
 
 def _commands(data: ReportData) -> str:
-    """The commands that made the results, each once, in the order they were run.
+    """Render the commands that produced the results, each once, in the order of a workflow.
 
     The dense network comes first, then rankings, then pruning and fine-tuning, then measurements.
     """
@@ -150,12 +152,12 @@ def _commands(data: ReportData) -> str:
 
 
 def _versions(data: ReportData) -> str:
-    """Versions of the software behind the results."""
-    found = {"legr": {__version__}, "python": {platform.python_version()}}
+    """List the versions of the software behind the results."""
+    used = {"legr": {__version__}, "python": {platform.python_version()}}
     for network in data.networks:
         for name, version in network.made_with.items():
-            found.setdefault(name, set()).add(version)
+            used.setdefault(name, set()).add(version)
     for bench in data.benches:
-        found.setdefault("runtime", set()).add(bench.runtime)
-    parts = [f"{name} {', '.join(sorted(versions))}" for name, versions in found.items()]
+        used.setdefault("runtime", set()).add(bench.runtime)
+    parts = [f"{name} {', '.join(sorted(versions))}" for name, versions in used.items()]
     return "Made with " + "; ".join(parts) + "."

@@ -1,4 +1,4 @@
-"""Parse result files into records. Headers and JSON come from anywhere: every value is checked."""
+"""Parse result files into records. Files may come from anywhere, so every value is checked."""
 
 import json
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from legr_cli.baselines.summary import ComparisonRow, is_comparison
-from legr_cli.deploy.bench import points
+from legr_cli.deploy.slope import points
 from legr_cli.errors import ReportError, first_line
 from legr_cli.models.card import Card
 from legr_cli.reports.records import (
@@ -23,7 +23,7 @@ JsonObject = dict[str, Any]
 
 
 def read_json(path: Path) -> JsonObject:
-    """The object in a JSON file; empty if the file holds another kind of value."""
+    """Read the object in a JSON file; empty if the file holds any other value."""
     try:
         return _object(json.loads(path.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
@@ -31,7 +31,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def bench_record(data: JsonObject) -> BenchRecord:
-    """A bench.json that `deploy.bench.checked` has accepted."""
+    """Make the record of a bench.json that has passed `check_bench`."""
     device = data["device"]
     rows = [
         BenchRow(
@@ -56,7 +56,7 @@ def bench_record(data: JsonObject) -> BenchRecord:
 
 
 def search_record(path: Path, data: JsonObject) -> SearchRecord:
-    """A ranking.json and its history, if that is beside it."""
+    """Make the record of a ranking.json and, if it is next to it, its history."""
     flops = _object(data.get("settings")).get("flops")
     shares = flops if isinstance(flops, list) else [flops]
     return SearchRecord(
@@ -69,11 +69,11 @@ def search_record(path: Path, data: JsonObject) -> SearchRecord:
 
 
 def _layers(path: Path, data: JsonObject) -> list[LayerParameters]:
-    """α and κ of every layer, unless the layer has a score for each filter instead."""
+    """α and κ of every layer that has them; others have one score per filter."""
     rows = data.get("layers")
     if not isinstance(rows, list) or not all(map(_is_layer, rows)):
         raise ReportError(
-            f"{path} is damaged: its layers are not what legr writes; learn the ranking again"
+            f"{path} is damaged: a layer has missing or invalid values; learn the ranking again"
         )
     return [
         LayerParameters(row["name"], row["alpha"], row["kappa"])
@@ -83,7 +83,7 @@ def _layers(path: Path, data: JsonObject) -> list[LayerParameters]:
 
 
 def _is_layer(row: Any) -> bool:
-    """Whether a ranking's row has a name and finite numbers."""
+    """Whether a layer of a ranking has a name and finite numbers."""
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         return False
     scores = row.get("scores")
@@ -92,9 +92,9 @@ def _is_layer(row: Any) -> bool:
 
 
 def _candidates(path: Path, data: JsonObject) -> list[float]:
-    """Accuracies from the history beside a ranking, up to the first damaged line."""
+    """Accuracies in the history next to a ranking, up to the first damaged line."""
     history = path.parent / Path(str(data.get("history", ""))).name
-    found: list[tuple[int, float]] = []
+    accuracies: list[tuple[int, float]] = []  # with the numbers of their candidates
     if history.is_file():
         for text in history.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
             try:
@@ -103,15 +103,15 @@ def _candidates(path: Path, data: JsonObject) -> list[float]:
                 break
             accuracy = _share(line.get("accuracy"))
             if accuracy is not None:
-                found.append((_count(line.get("candidate")) or 0, accuracy))
-    found.sort(key=lambda candidate: candidate[0])
-    return [accuracy for _, accuracy in found]
+                accuracies.append((_count(line.get("candidate")) or 0, accuracy))
+    accuracies.sort(key=lambda numbered: numbered[0])
+    return [accuracy for _, accuracy in accuracies]
 
 
 def network_record(path: Path, card: Card, peers: Iterable[Card]) -> NetworkRecord:
-    """A network from the card in its file.
+    """Make the record of a network from the card in its file.
 
-    A dense file does not record its own FLOPs; `peers` pruned from the same architecture do.
+    A dense network does not record its FLOPs; `peers` pruned from the same architecture do.
     """
     notes, dense = card.notes, _count(card.notes.get("dense_flops"))
     if card.kept is None and dense is None:
@@ -142,26 +142,26 @@ def network_record(path: Path, card: Card, peers: Iterable[Card]) -> NetworkReco
 
 
 def read_comparisons(paths: Iterable[Path]) -> list[Comparison]:
-    """Comparisons; files that differ only in their seeds are merged into one."""
+    """Read comparisons, and merge those that differ only in their seeds."""
     groups: dict[str, list[Comparison]] = {}
     for path in paths:
         data = read_json(path)
         if not is_comparison(data):
             raise ReportError(
-                f"{path} is damaged: it is not what legr compare writes; "
+                f"{path} is damaged: a value is missing or has the wrong type; "
                 "rerun the comparison with --resume"
             )
         comparison = _comparison(path, data)
         group = groups.setdefault(_subject(data), [])
         seeds = {row.seed for other in group for row in other.rows}
         if any(row.seed in seeds for row in comparison.rows):
-            group = groups.setdefault(str(path), [])  # the same seed again: not a new sample
+            group = groups.setdefault(str(path), [])  # a repeated seed is not another sample
         group.append(comparison)
     return [_merged(group) for group in groups.values()]
 
 
 def _comparison(path: Path, data: JsonObject) -> Comparison:
-    """The record of one compare.json."""
+    """Make the record of one compare.json."""
     return Comparison(
         [path],
         data["arch"],
@@ -172,17 +172,17 @@ def _comparison(path: Path, data: JsonObject) -> Comparison:
 
 
 def _subject(data: JsonObject) -> str:
-    """What was compared and how, without the seed."""
+    """What was compared, and with which settings, except for the seed."""
     settings = {**_object(data.get("settings")), "seed": 0, "repeats": 0}
     subject = [data.get(key) for key in ("arch", "input", "weights_sha256", "statistics")]
-    # the data's sha256 is that of a split, which depends on the seed: leave it out
+    # not the sha256: it covers the split, which depends on the seed
     images = _object(data.get("data"))
     subject += [images.get(key) for key in ("kind", "classes", "images")]
     return json.dumps([*subject, settings])
 
 
 def _merged(group: list[Comparison]) -> Comparison:
-    """One comparison with the rows and commands of all."""
+    """Merge comparisons into one with the rows and commands of all."""
     return replace(
         group[0],
         files=[path for comparison in group for path in comparison.files],
@@ -192,15 +192,15 @@ def _merged(group: list[Comparison]) -> Comparison:
 
 
 def _object(value: Any) -> JsonObject:
-    """A JSON object; an empty one in place of any other value."""
+    """Return a JSON object as it is, and an empty one for any other value."""
     return value if isinstance(value, dict) else {}
 
 
 def _count(value: Any) -> int | None:
-    """A positive number of FLOPs, parameters or channels; None for any other value."""
+    """Return a positive 64-bit integer as it is, and None for any other value."""
     return value if type(value) is int and 0 < value < 2**63 else None
 
 
 def _share(value: Any) -> float | None:
-    """A number from 0 to 1; None for any other value."""
+    """Return a number from 0 to 1 as a float, and None for any other value."""
     return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None

@@ -1,24 +1,24 @@
-"""The records that a report is drawn from: networks, benchmarks, searches and comparisons."""
+"""The records behind a report: networks, measurements, searches and comparisons."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from legr_cli.baselines.summary import ComparisonRow, MethodSummary, summarize
-from legr_cli.deploy.bench import Point
+from legr_cli.deploy.slope import Point
 
 
 @dataclass(frozen=True)
-class Latency:
-    """Latency of a network on one device; `ratio` is relative to the benchmark's baseline."""
+class DeviceLatency:
+    """Latency of a network on one device."""
 
     device: str
     ms: float
-    ratio: float
+    ratio: float  # relative to the baseline of the measurement
 
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """A network file, its cost, accuracy and latencies, and how it was made."""
+    """A network file: its cost, accuracy, latencies and provenance."""
 
     file: Path
     method: str  # "legr", "norm", "uniform", … or "dense"
@@ -32,8 +32,8 @@ class NetworkRecord:
     commands: list[str] = field(default_factory=list)
     made_with: dict[str, str] = field(default_factory=dict)
     target: float | None = None  # requested share of the dense FLOPs
-    prefix: str = ""  # the architecture, when the report covers more than one
-    latencies: list[Latency] = field(default_factory=list)
+    prefix: str = ""  # the architecture, if the report covers several
+    latencies: list[DeviceLatency] = field(default_factory=list)
 
     @property
     def share(self) -> float | None:
@@ -48,13 +48,13 @@ class NetworkRecord:
 
     @property
     def label(self) -> str:
-        """The short label, preceded by the architecture when the report covers several."""
+        """The short label, preceded by the architecture if the report covers several."""
         return self.prefix + self.short_label
 
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One network in a benchmark."""
+    """A network in a measurement."""
 
     name: str
     file: Path | None
@@ -67,7 +67,7 @@ class BenchRow:
 
 @dataclass(frozen=True)
 class BenchRecord:
-    """A bench.json: networks timed on one device."""
+    """The measurement in a bench.json: networks timed on one device."""
 
     device: str
     runtime: str
@@ -77,9 +77,9 @@ class BenchRecord:
     command: str = ""
 
     def row_of(self, network: NetworkRecord) -> BenchRow | None:
-        """The row of this file, or else of a network with the same architecture and FLOPs.
+        """The row of this file, else of a network with the same architecture and FLOPs.
 
-        The fallback lets a fine-tuned network show the latency measured before fine-tuning.
+        The fallback gives a fine-tuned network the latency measured before fine-tuning.
         """
         own = network.file.resolve()
         for row in self.rows:
@@ -100,18 +100,18 @@ class LayerParameters:
 
 @dataclass(frozen=True)
 class SearchRecord:
-    """A ranking.json and the candidates that were evaluated to find it."""
+    """A ranking.json, and the candidates evaluated in the search for it."""
 
     file: Path
     layers: list[LayerParameters]  # empty if the ranking scores filters one by one
-    shares: list[float]  # of the FLOPs, at which candidates were compared
-    candidates: list[float]  # validation accuracy of each
+    shares: list[float]  # of the dense FLOPs, to which candidates were pruned
+    candidates: list[float]  # validation accuracies
     command: str | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A compare.json, or several that differ only in their seeds, merged."""
+    """A compare.json, or several merged that differ only in their seeds."""
 
     files: list[Path]
     arch: str
@@ -121,19 +121,19 @@ class Comparison:
 
     @property
     def summaries(self) -> list[MethodSummary]:
-        """Each method, averaged over all seeds."""
+        """Summary of each method, averaged over seeds."""
         return summarize(self.rows)
 
     @property
     def name(self) -> str:
-        """Name of its folder; when merged, of the folder that contains the first one."""
+        """Name of the folder of compare.json; of merged ones, the folder above."""
         folder = self.files[0].parent
         return (folder if len(self.files) == 1 else folder.resolve().parent).name or "here"
 
     def covers(self, path: Path) -> bool:
-        """Whether a file is an intermediate result of this comparison, not to be listed itself.
+        """Whether a file is an intermediate result of this comparison, so not listed by itself.
 
-        The fine-tuned networks of the first seed are listed as examples.
+        The fine-tuned networks of the first seed are listed, as examples.
         """
         if not any(path.parent.parent == file.parent for file in self.files):
             return False
@@ -145,7 +145,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything that a report shows."""
+    """All records of a report."""
 
     networks: list[NetworkRecord]
     benches: list[BenchRecord]
@@ -154,5 +154,5 @@ class ReportData:
 
     @property
     def devices(self) -> list[str]:
-        """Devices that were benchmarked, each once."""
+        """The devices that were measured on, each once."""
         return list(dict.fromkeys(bench.device for bench in self.benches))

@@ -1,4 +1,4 @@
-"""`legr_cli.report`: networks, rankings, measurements and comparisons → one page."""
+"""`legr_cli.report`: networks, rankings, measurements and comparisons → one HTML page."""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -20,20 +20,20 @@ def report(
     svg: str | PathLike[str] | None = None,
     animate: str | PathLike[str] | None = None,
 ) -> list[Path]:
-    """Put networks, their accuracy and latency, and searches on one HTML page.
+    """Show networks, their accuracy and latency, searches and comparisons on one HTML page.
 
     Args:
         paths: Networks, ranking.json, bench.json and compare.json files, or folders of them.
         out: The page to write; ends in `.html`.
-        png: Folder for every picture as a `.png`.
-        svg: Folder for every picture as an `.svg`.
-        animate: A `.gif` of the search as it went.
+        png: Folder to write every chart to as a `.png` file.
+        svg: Folder to write every chart to as an `.svg` file.
+        animate: A `.gif` file to write an animation of the search to.
 
     Returns:
-        The files that were written, the page first.
+        The files written, starting with the page.
 
     Raises:
-        ReportError: A file cannot be read, or there is nothing to show.
+        ReportError: A file is missing or damaged, or there is nothing to show.
         OutputError: A file cannot be written.
 
     Example:
@@ -49,16 +49,16 @@ def report(
     data = collect([Path(path) for path in paths])
     with staged() as files:
         files.file(target).write_text(page(data, target.parent), encoding="utf-8")
-        return [target, *_pictures(files, data, folders, animation)]
+        return [target, *_save_charts(files, data, folders, animation)]
 
 
 def _folder(path: str | PathLike[str] | None) -> Path | None:
-    """A path, if there is one."""
+    """Convert to a path; None stays None."""
     return None if path is None else Path(path)
 
 
 def _check(out: Path, folders: dict[str, Path | None], animation: Path | None) -> None:
-    """Check the files to write before any work is done."""
+    """Raise before any work is done if a file or folder cannot be written."""
     if out.suffix not in (".html", ".htm") or out.is_dir():
         raise OutputError(f"--out {out}: name a file that ends in .html")
     if animation is not None and (animation.suffix != ".gif" or animation.is_dir()):
@@ -71,30 +71,32 @@ def _check(out: Path, folders: dict[str, Path | None], animation: Path | None) -
             raise OutputError(f"{folder} is a file: name a folder")
 
 
-def _pictures(
+def _save_charts(
     files: Staged, data: ReportData, folders: dict[str, Path | None], animation: Path | None
 ) -> list[Path]:
-    """Write the pictures that were asked for."""
+    """Write the charts in the formats requested; return the files."""
     from legr_cli.reports.figures import animate, save_bars, save_heatmap, save_plot
 
-    made, drawn = list[Path](), plots(data)
+    written, drawn = list[Path](), plots(data)
     for kind, folder in folders.items():
         if folder is None:
             continue
         files.folder(folder)
         for plot in drawn:
-            made.append(folder / f"{plot.key}.{kind}")
-            save_plot(plot, files.file(made[-1]), kind)
+            written.append(folder / f"{plot.key}.{kind}")
+            save_plot(plot, files.file(written[-1]), kind)
         for chart in bar_charts(data):
-            made.append(folder / f"{chart.key}.{kind}")
-            save_bars(chart, files.file(made[-1]), kind)
+            written.append(folder / f"{chart.key}.{kind}")
+            save_bars(chart, files.file(written[-1]), kind)
         for heatmap in heatmaps(data):
-            made.append(folder / f"{heatmap.key}.{kind}")
-            save_heatmap(heatmap, files.file(made[-1]), kind)
+            written.append(folder / f"{heatmap.key}.{kind}")
+            save_heatmap(heatmap, files.file(written[-1]), kind)
     if animation is not None:
         searches = [plot for plot in drawn if plot.key.startswith("search-")]
         if not searches:
-            raise ReportError("--animate needs a search: name a ranking.json and its history")
+            raise ReportError(
+                "--animate needs a search: pass a ranking.json that has its history next to it"
+            )
         animate(searches[0], files.file(animation))
-        made.append(animation)
-    return made
+        written.append(animation)
+    return written

@@ -1,4 +1,4 @@
-"""Charts as SVG for the page, whose style sheet supplies the colours."""
+"""Draw charts as SVG; the style sheet of the page sets the colours."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from html import escape
 from legr_cli.reports.charts import BarChart, Heatmap, Plot, Series
 
 WIDTH, HEIGHT = 440, 278
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 48  # margins, which hold the axes' labels
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 48  # margins, with room for axis labels
 ROW_HEIGHT, LABEL_WIDTH = 18, 110
 COLOURS = 9
 
@@ -15,7 +15,7 @@ ToPixels = Callable[[float, float], tuple[float, float]]  # data coordinates to 
 
 
 def plot_svg(plot: Plot) -> str:
-    """A plot; each point has a tooltip and the row number of its network."""
+    """Draw a plot; each point has a tooltip and the index of its network in the table."""
     points = [point for series in plot.series for point in series.points]
     xs = _ticks([point.x for point in points])
     ys = _ticks([point.y + sign * point.error for point in points for sign in (-1, 1)])
@@ -43,11 +43,11 @@ def plot_svg(plot: Plot) -> str:
 
 
 def _series(series: Series, number: int, to_pixels: ToPixels) -> list[str]:
-    """A line, error bars and points."""
-    places = [to_pixels(point.x, point.y) for point in series.points]
+    """Draw the line, error bars and points of a series."""
+    pixels = [to_pixels(point.x, point.y) for point in series.points]
     parts = []
-    if series.line and len(places) > 1:
-        path = " ".join(f"{x},{y}" for x, y in places)
+    if series.line and len(pixels) > 1:
+        path = " ".join(f"{x},{y}" for x, y in pixels)
         parts.append(f'<polyline class="s{number % COLOURS}" points="{path}"/>')
     for point in series.points:
         if point.error:
@@ -55,7 +55,7 @@ def _series(series: Series, number: int, to_pixels: ToPixels) -> list[str]:
             _, high = to_pixels(point.x, point.y + point.error)
             parts.append(f'<polyline class="s{number % COLOURS}" points="{x},{low} {x},{high}"/>')
     if series.markers:
-        for (x, y), point in zip(places, series.points, strict=True):
+        for (x, y), point in zip(pixels, series.points, strict=True):
             row = "" if point.row is None else f' data-net="{point.row}" tabindex="0"'
             tooltip = f"{series.name}: {point.label} ({_number(point.x)}, {_number(point.y)})"
             parts.append(
@@ -66,7 +66,7 @@ def _series(series: Series, number: int, to_pixels: ToPixels) -> list[str]:
 
 
 def bars_svg(bars: BarChart) -> str:
-    """Stacked horizontal bars, each with its total at the end."""
+    """Draw stacked horizontal bars, each with its total at the end."""
     longest = max((sum(values) for _, values in bars.rows), default=0.0) or 1.0
     scale = (WIDTH - LABEL_WIDTH - 60) / longest
     parts = []
@@ -87,7 +87,7 @@ def bars_svg(bars: BarChart) -> str:
 
 
 def heatmap_svg(heatmap: Heatmap) -> str:
-    """A heatmap: the darker a cell, the more channels are kept."""
+    """Draw a heatmap: the darker a cell, the more channels are kept."""
     width = max(ROW_HEIGHT, min(60, (2 * WIDTH - LABEL_WIDTH) // len(heatmap.columns)))
     parts = []
     for row, (label, net, shares) in enumerate(heatmap.rows):
@@ -108,17 +108,17 @@ def heatmap_svg(heatmap: Heatmap) -> str:
 
 
 def _grid_line(left: float, right: float, top: float, bottom: float) -> str:
-    """A line of the grid behind a plot."""
+    """Draw a grid line."""
     return f'<line class="grid" x1="{left}" x2="{right}" y1="{top}" y2="{bottom}"/>'
 
 
 def _label(x: float, y: float, text: str, anchor: str = "middle") -> str:
-    """A text label."""
+    """Draw text."""
     return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _svg(width: float, height: float, title: str, parts: list[str]) -> str:
-    """The SVG element, which scales to the width of its container."""
+    """Wrap parts in an SVG element that scales to the width of its container."""
     inside, label = "\n".join(parts), escape(title, quote=True)
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{label}">'
@@ -139,5 +139,5 @@ def _ticks(values: list[float]) -> list[float]:
 
 
 def _number(number: float) -> str:
-    """A number without floating-point residue."""
+    """Format a number, without floating-point noise."""
     return f"{round(number, 10):.4g}"

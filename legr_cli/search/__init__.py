@@ -1,1 +1,1 @@
-"""Learning a ranking: evolution, the fitness of a candidate, workers, and the journal."""
+"""Learning a ranking: explorers, fitness functions, workers, the journal and the search loop."""

@@ -1,7 +1,7 @@
-"""AMC (He et al. 2018): an agent chooses the share of every group of units that stays.
+"""AMC (He et al. 2018): an agent chooses the fraction of units to keep in every group.
 
-An action is bound so that the target can still be met when all groups after it are cut as far as
-they may be; within a group the units of the largest norm stay.
+Each action is clipped so that the target can still be met if all later groups are pruned as far as
+allowed. Within a group, the units with the largest norm are kept.
 """
 
 import functools
@@ -12,30 +12,38 @@ from legr_cli.cost import Cost
 from legr_cli.cut import arrange, uniform_scores
 from legr_cli.pruning import Analysis
 from legr_cli.ranking import Ranking, identity, importance, scored
+from legr_cli.search.episodes import EpisodeExplorer
 from legr_cli.search.evolution import Genes, Strategy
-from legr_cli.search.states import Walker
 from legr_cli.settings import Search
 
 METHOD = "amc"
 
 
-def reinforced(analysis: Analysis, settings: Search) -> Strategy:
+def amc(analysis: Analysis, settings: Search) -> Strategy:
     """AMC's search at one target."""
-    places = uniform_scores(
+    quantiles = uniform_scores(
         importance(analysis.filters, identity(analysis.filters)), analysis.cost.group_of
     )
-    return Strategy(_Ratios(analysis, settings), functools.partial(kept, analysis, places))
+    to_ranking = functools.partial(ranking_of, analysis, quantiles)
+    return Strategy(RatioExplorer(analysis, settings), to_ranking)
 
 
-def kept(analysis: Analysis, places: np.ndarray, genes: Genes) -> Ranking:
-    """Above 0 are the best units of each group, as many as its ratio says."""
-    return scored(analysis.filters, places - 1 + genes["ratio"][analysis.cost.group_of], METHOD)
+def ranking_of(analysis: Analysis, quantiles: np.ndarray, genes: Genes) -> Ranking:
+    """A ranking whose scores are positive for the units to keep: the best `ratio` of each group.
+
+    `quantiles` are the quantiles of the units' norms within their groups.
+    """
+    ratio = genes["ratio"][analysis.cost.group_of]
+    return scored(analysis.filters, quantiles - 1 + ratio, METHOD)
 
 
-def bound(cost: Cost, counts: np.ndarray, group: int, budget: float) -> int:
-    """The most units of a group that the budget allows, with these counts of all others."""
+def most_units(cost: Cost, counts: np.ndarray, group: int, budget: float) -> int:
+    """The most units of a group that fit the budget, given the counts of all other groups.
+
+    `budget` is in FLOPs.
+    """
     low, high = 0, int(cost.sizes[group])
-    while low < high:
+    while low < high:  # bisect for the largest count that fits
         middle = (low + high + 1) // 2
         trial = np.where(np.arange(len(counts)) == group, middle, counts)
         fits = cost.total(cost.flops, trial) <= budget
@@ -43,42 +51,42 @@ def bound(cost: Cost, counts: np.ndarray, group: int, budget: float) -> int:
     return low
 
 
-class _Ratios(Walker):
-    """A ratio for each group, in the order of the network."""
+class RatioExplorer(EpisodeExplorer):
+    """Chooses a keep ratio for each group, in the order of the network."""
 
     def __init__(self, analysis: Analysis, settings: Search) -> None:
         self.analysis, self.settings = analysis, settings
-        super().__init__(analysis, leaders(analysis), 1, settings)
+        super().__init__(analysis, first_layers(analysis), 1, settings)
         scores = importance(analysis.filters, identity(analysis.filters))
         blocks = arrange(analysis.units, analysis.cost, scores, settings.min_keep, settings.align)
         self.least = blocks.units(blocks.protected, analysis.cost)
 
     def genes(self, number: int) -> Genes:
-        """One episode through the groups."""
+        """The ratios of one episode."""
         cost, flops, counts = self.analysis.cost, self.analysis.flops, self.least.copy()
-        decided = 0
+        decided = 0  # groups whose count is final; the others still have their least
 
         def reduced() -> float:
             so_far = np.where(np.arange(len(counts)) < decided, counts, cost.sizes)
             return 1 - cost.total(cost.flops, so_far) / flops
 
-        def take(group: int, action: np.ndarray) -> np.ndarray:
+        def clip(group: int, action: np.ndarray) -> np.ndarray:
             nonlocal decided
-            most = bound(cost, counts, group, self.settings.flops[0] * flops)
+            most = most_units(cost, counts, group, self.settings.flops[0] * flops)
             least, size = self.least[group], cost.sizes[group]
             ratio = np.clip(action, least / size, max(least, most) / size)
             counts[group] = int(ratio[0] * size + 1e-9)
             decided = group + 1
             return ratio
 
-        return {"ratio": self.walk(number, take, reduced)[:, 0]}
+        return {"ratio": self.run_episode(number, clip, reduced)[:, 0]}
 
 
-def leaders(analysis: Analysis) -> list[str]:
-    """For each group the first layer that makes units of it."""
-    found: dict[int, str] = {}
+def first_layers(analysis: Analysis) -> list[str]:
+    """For each group, the first layer whose outputs belong to it."""
+    first: dict[int, str] = {}
     for name, layer in analysis.units.flow.layers.items():
-        of = analysis.units.unit_of(layer.out)
-        for group in np.unique(analysis.cost.group_of[of[of >= 0]]).tolist():
-            found.setdefault(group, name)
-    return [found[group] for group in range(len(analysis.cost.sizes))]
+        units = analysis.units.unit_of(layer.out)
+        for group in np.unique(analysis.cost.group_of[units[units >= 0]]).tolist():
+            first.setdefault(group, name)
+    return [first[group] for group in range(len(analysis.cost.sizes))]

@@ -1,7 +1,6 @@
-"""Evaluate a candidate: prune the network, adapt it a little, measure it on held-out images.
+"""Evaluate a candidate: prune the network, adapt it briefly, and score it on validation images.
 
-Every candidate sees the same batches, so its fitness depends on which channels it keeps and on
-nothing else.
+All candidates see the same batches, so a candidate's fitness depends only on the channels it keeps.
 """
 
 import itertools
@@ -28,12 +27,12 @@ from legr_cli.training.loop import evaluate
 from legr_cli.training.scores import Score, Task
 from legr_cli.version import __version__
 
-Cuts = tuple[Kept, ...]  # of a candidate: the units that it keeps at each share of the FLOPs
+Plans = tuple[Kept, ...]  # the units that a candidate keeps, at each of the FLOPs targets
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How every candidate of a search is adapted and measured."""
+    """How all candidates of a search are adapted and scored."""
 
     train: Part
     validation: Part
@@ -42,50 +41,52 @@ class Protocol:
     device: str
     task: Task
 
-    def carried(self) -> "Protocol":
-        """The same protocol for another machine."""
-        return replace(self, train=self.train.carried(), validation=self.validation.carried())
+    def self_contained(self) -> "Protocol":
+        """The same protocol for other machines; see `Part.self_contained`."""
+        train, validation = self.train.self_contained(), self.validation.self_contained()
+        return replace(self, train=train, validation=validation)
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker process needs; it is sent once."""
+    """Everything a worker needs for a search; sent to each worker once."""
 
-    key: str  # tells one job from another
-    network: bytes  # a .safetensors file as legr writes it
-    arch: str | None  # the user's own factory, if it is one
+    key: str  # identifies the job
+    network: bytes  # contents of a legr .safetensors file
+    arch: str | None  # the user's factory, if the network comes from one
     protocol: Protocol
     legr: str = __version__
 
-    def carried(self) -> "Job":
-        """The same job for another machine."""
-        return replace(self, protocol=self.protocol.carried())
+    def self_contained(self) -> "Job":
+        """The same job for other machines; see `Part.self_contained`."""
+        return replace(self, protocol=self.protocol.self_contained())
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a pruned network reached, and the seconds that it took."""
+    """The scores of a candidate at one FLOPs target, and the time that it took."""
 
     accuracy: float
     loss: float
-    seconds: float  # in all
+    seconds: float  # total
     adapt_seconds: float
     measure_seconds: float
 
 
-def packed(network: Network) -> bytes:
-    """A network as the bytes of its file."""
+def to_bytes(network: Network) -> bytes:
+    """The contents of the file that `write_network` writes."""
     with tempfile.TemporaryDirectory(prefix="legr-") as folder:
         path = Path(folder, "network.safetensors")
         write_network(network, path)
         return path.read_bytes()
 
 
-def _unpacked(job: Job) -> Units:
-    """The units of a job's network, opened in a worker."""
+def _open_units(job: Job) -> Units:
+    """Open a job's network in a worker."""
     if job.legr != __version__:
         raise SearchError(
-            f"a worker has legr {__version__}, this is {job.legr}: install the same version"
+            f"a worker has legr {__version__}, but the search was started by legr {job.legr}: "
+            "install the same version everywhere"
         )
     with tempfile.TemporaryDirectory(prefix="legr-") as folder:
         path = Path(folder, "network.safetensors")
@@ -100,24 +101,24 @@ def _unpacked(job: Job) -> Units:
 
 
 class CandidateEvaluator:
-    """A network taken apart, and the device on which its candidates are evaluated."""
+    """Evaluates the candidates of one network on one device."""
 
     def __init__(self, units: Units, protocol: Protocol, worker: int = 0) -> None:
         self.units, self.protocol = units, protocol
         self.device = choose(protocol.device, worker)
         if protocol.settings.amp and half_precision(self.device) is None:
             raise SearchError(
-                f"a worker has no mixed precision on its {self.device.type}: start without --amp"
+                f"mixed precision is slower on a worker's {self.device.type}: start without --amp"
             )
         if self.device.type == "cuda":
             torch.backends.cudnn.deterministic = True
 
-    def evaluate(self, cuts: Cuts) -> list[Outcome]:
-        """Evaluate a candidate at every share of the FLOPs."""
-        return [self._outcome(kept) for kept in cuts]
+    def evaluate(self, plans: Plans) -> list[Outcome]:
+        """Evaluate a candidate at every FLOPs target."""
+        return [self._evaluate(kept) for kept in plans]
 
-    def _outcome(self, kept: Kept) -> Outcome:
-        """Prune, adapt and measure."""
+    def _evaluate(self, kept: Kept) -> Outcome:
+        """Prune, adapt and score one network."""
         if len(kept) != self.units.count:
             raise SearchError(
                 f"a worker finds {self.units.count} units in the network, not {len(kept)}: install "
@@ -131,42 +132,42 @@ class CandidateEvaluator:
         with seeded(self.device, self.protocol.settings.seed):
             self._adapt(smaller)
         adapted = time.perf_counter()
-        score = self._measure(smaller)
+        score = self._score(smaller)
         end = time.perf_counter()
         return Outcome(score.accuracy, score.loss, end - start, adapted - pruned, end - adapted)
 
     def _adapt(self, model: torch.nn.Module) -> None:
-        """τ̂ batches of what the fitness does."""
+        """Run τ̂ adaptation steps, as the fitness prescribes."""
         protocol, settings = self.protocol, self.protocol.settings
-        kind = adaptation(settings.fitness)
-        if kind.adapt is None or not settings.steps:
+        fitness = adaptation(settings.fitness)
+        if fitness.adapt is None or not settings.steps:
             return
         generator = torch.Generator().manual_seed(settings.seed)
 
         def epoch() -> Iterator[Batch]:
             serving = Serving(protocol.feed, settings.batch_size, self.device)
-            return shuffled(protocol.train, serving, generator, augment=kind.trains)
+            return shuffled(protocol.train, serving, generator, augment=fitness.trains)
 
-        few = itertools.islice(endless(epoch), settings.steps)
+        batches = itertools.islice(endless(epoch), settings.steps)
         half = half_precision(self.device) if settings.amp else None
-        kind.adapt(model, few, settings, protocol.task, half)
+        fitness.adapt(model, batches, settings, protocol.task, half)
 
-    def _measure(self, model: torch.nn.Module) -> Score:
-        """Score on the held-out images."""
+    def _score(self, model: torch.nn.Module) -> Score:
+        """Score on the validation images."""
         protocol = self.protocol
         serving = Serving(protocol.feed, max(protocol.settings.batch_size, 250), self.device)
         return evaluate(model, in_order(protocol.validation, serving), protocol.task)
 
 
-_evaluators: dict[str, CandidateEvaluator] = {}  # of this worker: one job at a time
-_opening = threading.Lock()
+_evaluators: dict[str, CandidateEvaluator] = {}  # in a worker: the current job's, by its key
+_lock = threading.Lock()
 
 
-def evaluate_candidate(job: Job, cuts: Cuts, worker: int = 0) -> list[Outcome]:
-    """Evaluate a candidate in a worker, which opens the job the first time."""
-    with _opening:
+def evaluate_candidate(job: Job, plans: Plans, worker: int = 0) -> list[Outcome]:
+    """Evaluate a candidate in a worker; the network is opened the first time."""
+    with _lock:
         if job.key not in _evaluators:
             _evaluators.clear()
-            _evaluators[job.key] = CandidateEvaluator(_unpacked(job), job.protocol, worker)
+            _evaluators[job.key] = CandidateEvaluator(_open_units(job), job.protocol, worker)
         evaluator = _evaluators[job.key]
-    return evaluator.evaluate(cuts)
+    return evaluator.evaluate(plans)

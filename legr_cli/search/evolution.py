@@ -1,59 +1,62 @@
-"""Regularized evolution of (α, κ) rows: Algorithm 1 of the paper. No torch inside.
+"""Regularized evolution of α and κ: Algorithm 1 of the paper, in NumPy alone.
 
-A search asks an `Explorer` for candidates and tells it their fitness, in order of their numbers;
-what it proposes depends on its random generator and on what it was told so far, nothing else.
+A search asks an `Explorer` for candidates and tells it their fitness, both in the order of their
+numbers. Proposals depend only on the random generator and the fitness values told so far.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from legr_cli.ranking import Ranking
 from legr_cli.settings import Search
 
-DRAWS = 20  # attempts to draw a candidate that is new
+if TYPE_CHECKING:
+    from legr_cli.ranking import Ranking
+
+MAX_DRAWS = 20  # attempts to draw a candidate that is new
 
 Genes = dict[str, np.ndarray]  # by name, such as alpha and kappa: one number per layer
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate, and the one it was mutated from."""
+    """A candidate and its parent."""
 
     number: int
     genes: Genes
-    parent: int | None = None  # None: it was not mutated from a candidate
+    parent: int | None = None  # number of the candidate that it was mutated from, if any
 
 
 @dataclass(frozen=True, order=True)
 class Fitness:
-    """Higher accuracy is better; at equal accuracy, lower loss."""
+    """Higher accuracy is better; at equal accuracy, lower loss is."""
 
     accuracy: float
     minus_loss: float
 
 
 class Explorer:
-    """Proposes candidates and remembers the best; subclasses say how they are drawn."""
+    """Proposes candidates and remembers the best; subclasses implement how they are drawn."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.best: tuple[Candidate, Fitness] | None = None
 
     def ask(self, is_new: Callable[[Candidate], bool] = lambda _: True) -> Candidate:
-        """The next candidate; one that is not new is drawn again, a few times."""
+        """Propose the next candidate; if it is not new, try again a few times."""
         number = self.asked
         self.asked += 1
-        for _ in range(DRAWS):
+        for _ in range(MAX_DRAWS):
             candidate = self._draw(number)
             if is_new(candidate):
                 break
         return candidate
 
     def tell(self, candidate: Candidate, fitness: Fitness) -> None:
-        """Take note of a candidate's fitness."""
+        """Report a candidate's fitness."""
         if self.best is None or fitness > self.best[1]:
             self.best = candidate, fitness
 
@@ -64,85 +67,89 @@ class Explorer:
 
 @dataclass(frozen=True)
 class Strategy:
-    """An explorer, and the ranking that its numbers stand for."""
+    """An explorer, and the function that converts its genes into a ranking."""
 
     explorer: Explorer
-    express: Callable[[Genes], Ranking]
+    to_ranking: "Callable[[Genes], Ranking]"
 
 
 class Evolution(Explorer):
-    """A pool of the latest candidates: the fittest of a sample is mutated, the oldest leaves."""
+    """Mutates the fittest of a random sample of the population; the oldest member is replaced."""
 
     def __init__(
         self, spread: np.ndarray, level: Genes, settings: Search, rng: np.random.Generator
     ) -> None:
-        """`spread`: standard deviation of importance by layer; `level`: α, κ that prune evenly."""
+        """Start from `level`, α and κ that prune all layers evenly, or from the identity.
+
+        `spread` is the standard deviation of the importance metric in each layer.
+        """
         super().__init__()
         self.spread = spread
         self.settings, self.rng = settings, rng
         self.identity = {"alpha": np.ones(len(spread)), "kappa": np.zeros(len(spread))}
         self.level = level
-        self.known: list[Fitness] = []  # of the first two candidates, to choose where to start
-        self.pool: deque[tuple[Candidate, Fitness]] = deque(maxlen=settings.population)
+        self.first_two: list[Fitness] = []  # of identity and level, to choose the origin
+        self.population: deque[tuple[Candidate, Fitness]] = deque(maxlen=settings.population)
 
     def tell(self, candidate: Candidate, fitness: Fitness) -> None:
-        """Add a candidate to the pool; the oldest leaves."""
+        """Add a candidate to the population; if it is full, the oldest member is removed."""
         super().tell(candidate, fitness)
-        self.pool.append((candidate, fitness))
+        self.population.append((candidate, fitness))
         if candidate.number < 2:
-            self.known.append(fitness)
+            self.first_two.append(fitness)
 
     @property
     def origin(self) -> Genes:
-        """What the initial population is mutated from; by default the fitter of two, once known.
+        """The genes that the initial population is mutated from.
 
-        Plain norms (the identity) do better where many layers add up in one unit; pruning all
-        layers evenly (level) does better at low targets.
+        With `start="auto"`, the fitter of identity and level, once both are known: plain norms
+        (identity) are better if units span many layers, even pruning (level) at low targets.
         """
         start = self.settings.start
-        if start == "auto" and len(self.known) == 2:
-            start = "identity" if self.known[0] >= self.known[1] else "level"
+        if start == "auto" and len(self.first_two) == 2:
+            start = "identity" if self.first_two[0] >= self.first_two[1] else "level"
         return self.level if start in ("auto", "level") else self.identity
 
     def _draw(self, number: int) -> Candidate:
-        """Draw a candidate; the first is the identity, so that no search ends below it."""
+        """Draw a candidate; the first is the identity, so that the result is at least as good."""
         if number == 0:
             return Candidate(number, self.identity)
         if number == 1 and self.settings.start in ("auto", "level"):
             return Candidate(number, self.level)
         origin = Candidate(number, self.origin)
-        everywhere = np.arange(len(self.spread))
+        all_layers = np.arange(len(self.spread))
         if self.settings.start == "random" and number < self.settings.population:
-            return self._mutated(origin, number, everywhere, None)
-        parent, known = origin, None
-        if len(self.pool) >= self.settings.sample:
-            chosen = self.rng.choice(len(self.pool), self.settings.sample, replace=False)
-            parent = max((self.pool[i] for i in sorted(chosen)), key=lambda entry: entry[1])[0]
-            known = parent.number
-        count = max(1, round(self.settings.mutate * len(everywhere)))
-        layers = self.rng.choice(everywhere, count, replace=False)
-        return self._mutated(parent, number, np.sort(layers), known)
+            return self._mutate(origin, number, all_layers, None)
+        parent, parent_number = origin, None
+        if len(self.population) >= self.settings.sample:
+            sample = self.rng.choice(len(self.population), self.settings.sample, replace=False)
+            members = (self.population[i] for i in sorted(sample))
+            parent = max(members, key=lambda member: member[1])[0]
+            parent_number = parent.number
+        count = max(1, round(self.settings.mutate * len(all_layers)))
+        layers = self.rng.choice(all_layers, count, replace=False)
+        return self._mutate(parent, number, np.sort(layers), parent_number)
 
-    def step(self, number: int) -> float:
-        """Standard deviation of a mutation: linear from `sigma` to `sigma_end`."""
+    def sigma(self, number: int) -> float:
+        """Standard deviation of a mutation: changes linearly from `sigma` to `sigma_end`."""
         done = number / max(1, self.settings.candidates - 1)
         return self.settings.sigma + done * (self.settings.sigma_end - self.settings.sigma)
 
-    def _mutated(
-        self, parent: Candidate, number: int, layers: np.ndarray, known: int | None
+    def _mutate(
+        self, parent: Candidate, number: int, layers: np.ndarray, parent_number: int | None
     ) -> Candidate:
-        """a × exp(N(0, σ²)) and b + σ·N(0, spread²) at these layers.
+        """Change these layers: a becomes a·exp(N(0, σ²)), b becomes b + σ·N(0, spread²).
 
-        Here a and b transform the origin's importance, a·(α₀·‖Θ‖² + κ₀) + b, and spread is its
-        standard deviation. If the origin is the identity, they are α and κ themselves.
+        a and b transform the origin's importance, a·(α₀·‖Θ‖² + κ₀) + b, and spread is its standard
+        deviation. If the origin is the identity, a and b are α and κ.
         """
         alpha, kappa = parent.genes["alpha"].copy(), parent.genes["kappa"].copy()
         origin = self.origin
         scale, shift = origin["alpha"][layers], origin["kappa"][layers]
-        sigma = self.step(number)
+        sigma = self.sigma(number)
         a = alpha[layers] / scale
         b = kappa[layers] - a * shift
         a *= np.exp(sigma * self.rng.standard_normal(len(layers)))
         b += sigma * scale * self.spread[layers] * self.rng.standard_normal(len(layers))
         alpha[layers], kappa[layers] = a * scale, a * shift + b
-        return Candidate(number, {"alpha": alpha, "kappa": kappa}, known)
+        return Candidate(number, {"alpha": alpha, "kappa": kappa}, parent_number)

@@ -1,6 +1,7 @@
-"""How a candidate is adapted before its accuracy is measured: one entry for each kind.
+"""The table of fitness functions: how a candidate is adapted before it is scored.
 
-No torch is imported until a candidate is adapted, so that the command line can list the kinds.
+torch is imported only when a candidate is adapted, so that the command line can list the entries
+quickly.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,10 +29,10 @@ def _finetune(
     half: "torch.dtype | None",
 ) -> None:
     """Train for a few steps."""
-    from legr_cli.training.loop import Trainer, plain_loss, sgd, train
+    from legr_cli.training.loop import Trainer, sgd, task_loss, train
 
     optimizer = sgd(model.requires_grad_(True), settings.lr)
-    train(Trainer(model, optimizer, plain_loss(task), half), batches)
+    train(Trainer(model, optimizer, task_loss(task), half), batches)
 
 
 def _batchnorm(
@@ -49,11 +50,11 @@ def _batchnorm(
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What happens to a pruned candidate before it is measured."""
+    """How a pruned candidate is adapted before it is scored."""
 
-    adapt: "Adapt | None"  # None: nothing
-    steps: int  # batches of images, unless the user says otherwise
-    trains: bool = False  # by gradient descent: on augmented images, in mixed precision if asked
+    adapt: "Adapt | None"  # None: not at all
+    steps: int  # default number of batches
+    trains: bool = False  # whether it trains the weights, so that augmentation and --amp apply
     needs_batchnorm: bool = False
 
 
@@ -65,14 +66,19 @@ FITNESS = {
 
 
 def adaptation(name: str) -> Adaptation:
-    """The entry of this name."""
+    """Look up a fitness by name."""
     if name not in FITNESS:
         raise SettingError(f"--fitness must be {' or '.join(FITNESS)}, got {name}")
     return FITNESS[name]
 
 
+def resolved_steps(fitness: str, steps: int | None) -> int:
+    """The number of adaptation steps: as given, else the fitness's default."""
+    entry = adaptation(fitness)
+    return entry.steps if steps is None or entry.adapt is None else steps
+
+
 def with_steps(settings: "Search") -> "Search":
-    """The settings with the number of adaptation steps that their fitness implies."""
-    kind = adaptation(settings.fitness)
-    steps = kind.steps if settings.steps is None or kind.adapt is None else settings.steps
-    return replace(settings, steps=steps, amp=settings.amp and kind.trains)
+    """Fill in the number of adaptation steps; turn off amp if the fitness trains nothing."""
+    steps = resolved_steps(settings.fitness, settings.steps)
+    return replace(settings, steps=steps, amp=settings.amp and adaptation(settings.fitness).trains)

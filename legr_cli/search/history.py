@@ -1,7 +1,7 @@
-"""NAME.history.jsonl: what was searched, then a line for each candidate as it finished.
+"""NAME.history.jsonl: a header that describes the search, then one line per evaluated candidate.
 
-A search that was stopped is repeated from its seed with the recorded outcomes; only candidates
-without a line are tried again. So what follows does not depend on when it was stopped.
+To resume, the search is replayed from its seed with the recorded outcomes, and only candidates
+without a line are evaluated. So the result does not depend on when it was interrupted.
 """
 
 import math
@@ -12,17 +12,17 @@ from legr_cli.journal import JournalFormat, Line, is_accuracy, is_loss, is_score
 
 
 def history_of(ranking: Path) -> Path:
-    """The journal beside a ranking: `NAME.history.jsonl`."""
+    """The journal next to a ranking: `NAME.history.jsonl`."""
     return ranking.with_suffix(".history.jsonl")
 
 
 def _is_header(line: Line) -> bool:
-    """Whether a first line has what a search reads from it."""
+    """Whether a header is valid."""
     return "dense" not in line or is_score(line["dense"])
 
 
 def _is_sound(line: Line, settings: Line) -> bool:
-    """Whether a candidate's line has all that a search reads from it."""
+    """Whether the line of a candidate is valid."""
     number = line.get("candidate")
     return (
         type(number) is int

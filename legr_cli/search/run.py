@@ -1,8 +1,7 @@
 """The search loop: an explorer proposes candidates, workers evaluate them, a journal records them.
 
-With W workers, candidate e is proposed when the explorer knows the fitness of all candidates up to
-e − W, never earlier and never later, so a search depends on its seed and on W, not on who finishes
-first.
+With W workers, candidate e is always proposed when the explorer knows exactly the fitness of the
+candidates up to e − W. So the result depends on the seed and W, but not on the order of completion.
 """
 
 import hashlib
@@ -24,42 +23,42 @@ from legr_cli.pruning import Analysis, plans
 from legr_cli.ranking import Ranking
 from legr_cli.search.evaluator import Outcome
 from legr_cli.search.evolution import Candidate, Fitness, Genes, Strategy
-from legr_cli.search.workers import WorkerPool, is_given_up, is_loss
+from legr_cli.search.workers import WorkerPool, is_killed_worker, is_lost_worker
 from legr_cli.settings import Search
-from legr_cli.training.scores import finite
+from legr_cli.training.scores import finite_or_none
 
-RETRIES = 3  # for a candidate whose worker died
+RETRIES = 3  # per candidate, if its worker is lost
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The units that a candidate keeps at each share ζ̂ of the FLOPs."""
+class CandidatePlans:
+    """The units that a candidate keeps, at each FLOPs target ζ̂."""
 
-    key: str
+    key: str  # equal for candidates that keep the same units
     kept: list[Kept]
     flops: int  # of the smallest network
 
 
 @dataclass
 class Trial:
-    """A candidate that is being evaluated."""
+    """A candidate under evaluation."""
 
     candidate: Candidate
-    plan: Plan | None  # None: no plan reaches ζ̂
-    line: Line | None = None  # its line of the journal, once it is known
+    plans: CandidatePlans | None  # None: ζ̂ cannot be reached
+    line: Line | None = None  # its journal line, once its outcome is known
     future: "Future[list[Outcome]] | None" = None
-    duplicate_of: "Trial | None" = None  # an earlier candidate that keeps the same channels
-    generation: int = 0  # of the workers
-    losses: int = 0
+    duplicate_of: "Trial | None" = None  # an earlier candidate that keeps the same units
+    generation: int = 0  # of the workers that it was submitted to
+    failures: int = 0  # how often its worker was lost
 
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """Where a search stands."""
+    """Progress of a search."""
 
-    done: int
-    recorded: int  # of these, read from the journal
-    cached: int  # of these, equal to an earlier candidate
+    done: int  # number of candidates whose fitness is known
+    recorded: int  # number of `done` that were read from the journal
+    cached: int  # number of `done` that keep the same units as an earlier candidate
     latest: Line
     best: Line
 
@@ -70,7 +69,7 @@ class SearchResult:
 
     ranking: Ranking
     best: Line
-    first: Line  # for evolution: α = 1, κ = 0
+    first: Line  # candidate 0; for evolution, α = 1 and κ = 0
     cached: int
 
 
@@ -80,26 +79,26 @@ def search(
     strategy: Strategy,
     pool: WorkerPool,
     journal: Journal,
-    watch: Callable[[SearchProgress], None],
-    say: Callable[[str], None],
+    on_progress: Callable[[SearchProgress], None],
+    warn: Callable[[str], None],
 ) -> SearchResult:
-    """Run a search to its end, from wherever the journal stands."""
-    run = _Run(analysis, settings, strategy, pool, journal, say)
+    """Run a search to its end; candidates that the journal records are not evaluated again."""
+    run = _SearchRun(analysis, settings, strategy, pool, journal, warn)
     recorded = len(journal.lines)
-    waiting: deque[Trial] = deque()
+    pending: deque[Trial] = deque()
     for _ in range(settings.candidates + settings.workers):
-        if waiting and (len(waiting) == settings.workers or run.all_asked):
-            line = run.finish(waiting)
-            done = waiting.popleft().candidate.number + 1
-            watch(SearchProgress(done, min(recorded, done), run.cached, line, run.best))
-        if not run.all_asked:
-            waiting.append(run.begin())
+        if pending and (len(pending) == settings.workers or run.all_proposed):
+            line = run.finish(pending)
+            done = pending.popleft().candidate.number + 1
+            on_progress(SearchProgress(done, min(recorded, done), run.cached, line, run.best))
+        if not run.all_proposed:
+            pending.append(run.begin())
     assert strategy.explorer.best is not None
-    ranking = strategy.express(strategy.explorer.best[0].genes)
+    ranking = strategy.to_ranking(strategy.explorer.best[0].genes)
     return SearchResult(ranking, run.best, journal.lines[0], run.cached)
 
 
-class _Run:
+class _SearchRun:
     """The state of a search."""
 
     def __init__(
@@ -109,18 +108,18 @@ class _Run:
         strategy: Strategy,
         pool: WorkerPool,
         journal: Journal,
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
         self.analysis, self.settings = analysis, settings
-        self.explorer, self.express = strategy.explorer, strategy.express
-        self.pool, self.journal, self.say = pool, journal, say
-        self.thought = 0.0  # seconds that the explorer took since the last line
-        self.seen: dict[str, Trial] = {}
+        self.explorer, self.to_ranking = strategy.explorer, strategy.to_ranking
+        self.pool, self.journal, self.warn = pool, journal, warn
+        self.think_seconds = 0.0  # time that the explorer took since the last journal line
+        self.seen: dict[str, Trial] = {}  # the first trial of each set of plans
         self.cached = 0
 
     @property
-    def all_asked(self) -> bool:
-        """Whether every candidate was proposed."""
+    def all_proposed(self) -> bool:
+        """Whether every candidate has been proposed."""
         return self.explorer.asked == self.settings.candidates
 
     @property
@@ -129,64 +128,64 @@ class _Run:
         assert self.explorer.best is not None
         return self.journal.lines[self.explorer.best[0].number]
 
-    def plan(self, candidate: Candidate) -> Plan | None:
-        """The units that a candidate keeps."""
+    def plans_of(self, candidate: Candidate) -> CandidatePlans | None:
+        """Compute the units that a candidate keeps; None if a target cannot be reached."""
         try:
-            kept = plans(self.analysis, self.express(candidate.genes), self.settings.cut)
+            kept = plans(self.analysis, self.to_ranking(candidate.genes), self.settings.cut)
         except BudgetError:
             if candidate.number == 0:
-                raise  # no other candidate would reach it
+                raise  # other candidates would fail as well
             return None
         cost = self.analysis.cost
-        flops = min(round(cost.total(cost.flops, cost.counts(each))) for each in kept)
+        flops = min(round(cost.total(cost.flops, cost.counts(plan))) for plan in kept)
         key = hashlib.sha256(np.packbits(kept).tobytes()).hexdigest()
-        return Plan(key, kept, flops)
+        return CandidatePlans(key, kept, flops)
 
     def begin(self) -> Trial:
-        """Get a candidate, and have it evaluated unless its outcome is known."""
-        plan: Plan | None = None
+        """Ask for a candidate, and submit it unless its outcome is known already."""
+        latest: CandidatePlans | None = None
 
         def is_new(drawn: Candidate) -> bool:
-            nonlocal plan
-            plan = self.plan(drawn)
-            return plan is not None and plan.key not in self.seen
+            nonlocal latest
+            latest = self.plans_of(drawn)
+            return latest is not None and latest.key not in self.seen
 
-        begun = time.perf_counter()
+        start = time.perf_counter()
         candidate = self.explorer.ask(is_new)
-        self.thought += time.perf_counter() - begun
-        trial = Trial(candidate, plan)
+        self.think_seconds += time.perf_counter() - start
+        trial = Trial(candidate, latest)
         line = self.journal.lines.get(candidate.number)
         if line is not None:
-            self._compare(trial, line)
-            trial.line, self.thought = line, 0.0
-        elif trial.plan is None:
+            self._check_replay(trial, line)
+            trial.line, self.think_seconds = line, 0.0
+        elif trial.plans is None:
             self._record(trial, None)
-        elif trial.plan.key in self.seen:
-            trial.duplicate_of = self.seen[trial.plan.key]
+        elif trial.plans.key in self.seen:
+            trial.duplicate_of = self.seen[trial.plans.key]
         else:
             self._submit(trial)
-        if trial.plan is not None:
-            self.seen.setdefault(trial.plan.key, trial)
+        if trial.plans is not None:
+            self.seen.setdefault(trial.plans.key, trial)
         return trial
 
-    def finish(self, waiting: "deque[Trial]") -> Line:
-        """Wait for the first of these trials, recording others as they finish."""
-        first = waiting[0]
+    def finish(self, pending: "deque[Trial]") -> Line:
+        """Wait for the first of these trials, and record others that complete meanwhile."""
+        first = pending[0]
         while first.line is None:
-            running = {trial.future for trial in waiting if trial.future is not None}
+            running = {trial.future for trial in pending if trial.future is not None}
             wait(running, return_when=FIRST_COMPLETED)
-            for trial in waiting:
+            for trial in pending:
                 self._collect(trial)
         line = first.line
         self.cached += line["cached"]
         fitness = Fitness(line["accuracy"], -math.inf if line["loss"] is None else -line["loss"])
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self.explorer.tell(first.candidate, fitness)
-        self.thought += time.perf_counter() - begun
+        self.think_seconds += time.perf_counter() - start
         return line
 
     def _collect(self, trial: Trial) -> None:
-        """Record a trial if its outcome is known by now."""
+        """Record a trial if its outcome has become known."""
         if (
             trial.line is None
             and trial.duplicate_of is not None
@@ -199,9 +198,9 @@ class _Run:
         try:
             self._record(trial, future.result())
         except (Exception, SystemExit) as error:
-            self._lose(trial, error)
+            self._handle_failure(trial, error)
 
-    def _lose(self, trial: Trial, error: BaseException) -> None:
+    def _handle_failure(self, trial: Trial, error: BaseException) -> None:
         """Retry if the worker was lost; otherwise raise."""
         number = trial.candidate.number
         if isinstance(error, torch.OutOfMemoryError):
@@ -211,65 +210,66 @@ class _Run:
             ) from error
         if isinstance(error, LegrError):
             raise error
-        if not is_loss(error) and not is_given_up(error):
+        if not is_lost_worker(error) and not is_killed_worker(error):
             raise SearchError(
                 f"candidate {number} failed: {type(error).__name__}: {first_line(error)}; earlier "
-                "candidates are kept: continue with --resume"
+                "candidates are recorded: pass --resume to continue"
             ) from error
-        trial.losses += 1
-        if trial.losses > RETRIES or is_given_up(error):
+        trial.failures += 1
+        if trial.failures > RETRIES or is_killed_worker(error):
             raise SearchError(
                 f"candidate {number} lost its worker {RETRIES + 1} times: is there enough memory? "
-                "Earlier candidates are kept: continue with --resume"
+                "Earlier candidates are recorded: pass --resume to continue"
             ) from error
-        self.say(f"lost a worker: retrying candidate {number}")
+        self.warn(f"lost a worker: retrying candidate {number}")
         self.pool.replace(trial.generation)
         self._submit(trial)
 
     def _submit(self, trial: Trial) -> None:
-        """Hand a trial to the workers."""
-        assert trial.plan is not None
+        """Submit a trial to the workers."""
+        assert trial.plans is not None
         trial.generation = self.pool.generation
         try:
-            trial.future = self.pool.submit(tuple(trial.plan.kept))
+            trial.future = self.pool.submit(tuple(trial.plans.kept))
         except Exception as error:
-            self._lose(trial, error)
+            self._handle_failure(trial, error)
 
-    def _compare(self, trial: Trial, line: Line) -> None:
-        """Check that a recorded candidate is the one that the seed gives."""
-        genes = _as_json(trial.candidate.genes)
+    def _check_replay(self, trial: Trial, line: Line) -> None:
+        """Raise unless the recorded candidate is the one that the seed produces."""
+        genes = _genes_as_json(trial.candidate.genes)
         if {name: line.get(name) for name in genes} != genes:
             raise SearchError(
-                f"candidate {trial.candidate.number} of the history is not what the seed gives: it "
-                "was written by other versions, or edited; start over with --force"
+                f"candidate {trial.candidate.number} in the history differs from the one that the "
+                "seed produces: the history was written by other versions of legr or NumPy, or "
+                "edited; start over with --force"
             )
 
     def _record(self, trial: Trial, outcome: list[Outcome] | Line | None) -> None:
-        """Record a trial: its outcome, that of an equal candidate, or that it has no plan."""
+        """Record a trial with its outcome, or that of its duplicate; None: it has no plans."""
         values: dict[str, Any] = {"accuracy": 0.0, "loss": None}
         if isinstance(outcome, list):
-            values = _fitness(outcome)
+            values = _mean_outcome(outcome)
         elif outcome is not None:
             values = {key: outcome[key] for key in ("accuracy", "loss", "each") if key in outcome}
         trial.line = {
             "candidate": trial.candidate.number,
             "parent": trial.candidate.parent,
             **values,
-            "flops": None if trial.plan is None else trial.plan.flops,
+            "flops": None if trial.plans is None else trial.plans.flops,
             "cached": not isinstance(outcome, list) and outcome is not None,
-            "plan": None if trial.plan is None else trial.plan.key,
-            "think_seconds": round(self.thought, 4),
-            **_as_json(trial.candidate.genes),
+            "plan": None if trial.plans is None else trial.plans.key,
+            "think_seconds": round(self.think_seconds, 4),
+            **_genes_as_json(trial.candidate.genes),
         }
-        self.thought = 0.0
+        self.think_seconds = 0.0
         self.journal.add(trial.line)
 
 
-def _fitness(outcomes: list[Outcome]) -> Line:
-    """Mean over all shares, each share if there are several, and how long it took."""
+def _mean_outcome(outcomes: list[Outcome]) -> Line:
+    """Mean scores over all FLOPs targets, the accuracy at each, and the total time."""
     accuracies = [outcome.accuracy for outcome in outcomes]
     loss = sum(outcome.loss for outcome in outcomes) / len(outcomes)
-    line: Line = {"accuracy": sum(accuracies) / len(accuracies), "loss": finite(loss)}
+    line: Line = {"accuracy": sum(accuracies) / len(accuracies), "loss": finite_or_none(loss)}
     if len(accuracies) > 1:
         line["each"] = accuracies
     for part in ("seconds", "adapt_seconds", "measure_seconds"):
@@ -277,6 +277,6 @@ def _fitness(outcomes: list[Outcome]) -> Line:
     return line
 
 
-def _as_json(genes: Genes) -> Line:
-    """A candidate's numbers as JSON has them."""
-    return {name: numbers.tolist() for name, numbers in genes.items()}
+def _genes_as_json(genes: Genes) -> Line:
+    """A candidate's genes as journals store them."""
+    return {name: values.tolist() for name, values in genes.items()}

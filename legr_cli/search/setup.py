@@ -1,4 +1,4 @@
-"""A search, ready to start: network and images that fit, and what is recorded of them."""
+"""The inputs of a search, and the header and notes that record them."""
 
 import dataclasses
 import hashlib
@@ -17,7 +17,7 @@ from legr_cli.journal import Line
 from legr_cli.models.network import own_copy
 from legr_cli.pruning import Analysis, plans
 from legr_cli.ranking import Ranking, identity
-from legr_cli.search.evaluator import CandidateEvaluator, Job, Protocol, packed
+from legr_cli.search.evaluator import CandidateEvaluator, Job, Protocol, to_bytes
 from legr_cli.search.evolution import Strategy
 from legr_cli.search.explorers import EXPLORERS
 from legr_cli.search.fitness import adaptation
@@ -25,14 +25,14 @@ from legr_cli.search.run import SearchResult
 from legr_cli.search.workers import WorkerPool, in_process, on_cluster, processes
 from legr_cli.settings import Search
 from legr_cli.training.devices import choose, cores
-from legr_cli.training.loop import evaluate, has_statistics
+from legr_cli.training.loop import evaluate, has_running_stats
 from legr_cli.training.scores import CLASSIFICATION, Score, Task
 from legr_cli.version import __version__
 
 
 @dataclass(frozen=True)
 class SearchSetup:
-    """What is searched, and with what."""
+    """The network to prune, the data, and the settings of the search."""
 
     analysis: Analysis
     data: Data
@@ -44,25 +44,26 @@ class SearchSetup:
 
     @property
     def header(self) -> Line:
-        """First line of the journal: another search has another header."""
-        other = {} if self.method == "legr" else {"method": self.method}
+        """The first line of the journal; identifies the search."""
+        method = {} if self.method == "legr" else {"method": self.method}
         task = {} if self.task is CLASSIFICATION else {"task": self.task.name}
-        return {**other, **subject(self.analysis, self.data, _as_json(self.settings)), **task}
+        settings = _search_as_json(self.settings)
+        return {**method, **run_description(self.analysis, self.data, settings), **task}
 
     @property
     def strategy(self) -> Strategy:
-        """How candidates are proposed, from the start."""
+        """A new explorer that proposes the candidates."""
         return EXPLORERS[self.explorer](self.analysis, self.settings)
 
     @property
     def protocol(self) -> Protocol:
-        """How every candidate is adapted and measured."""
-        images = self.data.train, self.measured_on
+        """How all candidates are adapted and scored."""
+        images = self.data.train, self.validation
         return Protocol(*images, self.data.feed, self.settings, self.device, self.task)
 
     @property
-    def measured_on(self) -> Part:
-        """The held-out images, or as many of them as the settings allow."""
+    def validation(self) -> Part:
+        """The validation images, or a random subset if there are more than `val_images`."""
         part, limit = self.data.validation, self.settings.val_images
         if len(part) <= limit:
             return part
@@ -70,22 +71,22 @@ class SearchSetup:
         return part.pick(np.sort(rows))
 
     def job(self) -> Job:
-        """What a worker process needs."""
+        """Everything a worker process needs."""
         network = self.analysis.network
         if network.arch.factory is not None or (network.arch.own and ":" not in network.arch.name):
             raise SettingError(
-                "workers in other processes need arch='module:factory' to rebuild the network: "
-                "pass arch, or workers=1"
+                "worker processes need arch='module:factory' to rebuild the network: pass arch, or "
+                "workers=1"
             )
         arch = network.arch.name if network.arch.own else None
         key = hashlib.sha256(json.dumps(self.header).encode()).hexdigest()
-        return Job(key, packed(network), arch, self.protocol)
+        return Job(key, to_bytes(network), arch, self.protocol)
 
     def pool(self, client: Any = None) -> WorkerPool:
-        """Workers: on a cluster, in processes, or this process itself."""
+        """Create the workers: on a cluster, in processes, or in this process."""
         if client is not None:
             return on_cluster(self.job(), client)
-        choose(self.device)  # a missing device is an error now, not in a worker
+        choose(self.device)  # raise for a missing device here rather than in a worker
         if self.settings.workers == 1:
             return in_process(
                 lambda: CandidateEvaluator(self.analysis.units, self.protocol).evaluate
@@ -93,28 +94,28 @@ class SearchSetup:
         threads = max(1, cores() // self.settings.workers)
         return processes(self.job(), self.settings.workers, threads)
 
-    def dense(self, remote: bool = False) -> Score:
-        """Score of the dense network, on the images that candidates are measured on."""
-        device = choose("auto" if remote else self.device)  # a cluster's device may not be here
+    def score_dense(self, remote: bool = False) -> Score:
+        """Score the dense network on the images that candidates are scored on."""
+        device = choose("auto" if remote else self.device)  # this machine may lack the cluster's
         model = self.analysis.network.model
         if device.type != "cpu":
             model = own_copy(model).to(device)
         serving = Serving(self.data.feed, 250, device)
-        return evaluate(model, in_order(self.measured_on, serving), self.task)
+        return evaluate(model, in_order(self.validation, serving), self.task)
 
     def candidate_images(self) -> int:
-        """Images that the network sees for one candidate."""
+        """Number of images that are passed through the network to evaluate one candidate."""
         assert self.settings.steps is not None
-        once = self.settings.steps * self.settings.batch_size + len(self.measured_on)
-        return once * len(self.settings.flops)
+        per_target = self.settings.steps * self.settings.batch_size + len(self.validation)
+        return per_target * len(self.settings.flops)
 
-    def ranking(self, found: SearchResult, dense: Line, history: str) -> Ranking:
-        """What was found, with all that ranking.json records besides its rows."""
-        settings = _as_json(self.settings)
+    def ranking(self, result: SearchResult, dense: Line, history: str) -> Ranking:
+        """The ranking found, with the notes that ranking.json stores."""
+        settings = _search_as_json(self.settings)
         notes = {
             **provenance(self.analysis, self.data, settings, self.settings.seed, dense),
-            **({"identity": _reached(found.first)} if _is_identity(found.first) else {}),
-            "best": _reached(found.best),
+            **({"identity": _scores(result.first)} if _is_identity(result.first) else {}),
+            "best": _scores(result.best),
             "history": history,
             "made_with": {
                 "python": platform.python_version(),
@@ -122,11 +123,11 @@ class SearchSetup:
                 "numpy": np.__version__,
             },
         }
-        return replace(found.ranking, method=self.method, notes=notes)
+        return replace(result.ranking, method=self.method, notes=notes)
 
 
-def subject(analysis: Analysis, data: Data, settings: Line) -> Line:
-    """What a journal is about: other work has another subject."""
+def run_description(analysis: Analysis, data: Data, settings: Line) -> Line:
+    """The part of a journal's header that identifies network, settings and data."""
     network = analysis.network
     return {
         "arch": str(network.arch),
@@ -140,7 +141,7 @@ def subject(analysis: Analysis, data: Data, settings: Line) -> Line:
 
 
 def provenance(analysis: Analysis, data: Data, settings: Line, seed: int, dense: Line) -> Line:
-    """What every ranking.json records of the network and the images that it came from."""
+    """Notes on the network and the images that a ranking was learned from."""
     network = analysis.network
     about = {"pictures": data.pictures, "class_names": data.class_names}
     return {
@@ -159,34 +160,34 @@ def provenance(analysis: Analysis, data: Data, settings: Line, seed: int, dense:
     }
 
 
-def check_reach(analysis: Analysis, settings: Search) -> None:
-    """Check that every share is within reach, and that the fitness suits the network."""
+def check_settings(analysis: Analysis, settings: Search) -> None:
+    """Raise if a FLOPs target cannot be reached, or the fitness does not suit the network."""
     plans(analysis, identity(analysis.filters), settings.cut)
     check_fitness(analysis, settings.fitness)
 
 
 def check_fitness(analysis: Analysis, fitness: str) -> None:
-    """Check that a fitness suits the network."""
+    """Raise if a fitness does not suit the network."""
     needs_batchnorm = adaptation(fitness).needs_batchnorm
-    if needs_batchnorm and not has_statistics(analysis.network.model):
+    if needs_batchnorm and not has_running_stats(analysis.network.model):
         raise SettingError(
             f"--fitness {fitness}: this network has no BatchNorm layers; use --fitness finetune "
             "or none"
         )
 
 
-def _as_json(settings: Search) -> dict[str, Any]:
-    """Settings as JSON has them."""
+def _search_as_json(settings: Search) -> dict[str, Any]:
+    """Search settings as journals and rankings store them."""
     flops = settings.flops if len(settings.flops) > 1 else settings.flops[0]
     return {**dataclasses.asdict(settings), "flops": flops, "align": settings.align.name}
 
 
 def _is_identity(line: Line) -> bool:
-    """Whether a candidate is α = 1, κ = 0."""
+    """Whether a candidate is the identity, α = 1 and κ = 0."""
     return set(line.get("alpha", ())) == {1.0} and set(line.get("kappa", ())) == {0.0}
 
 
-def _reached(line: Line) -> Line:
-    """What a candidate reached, without how long it took."""
+def _scores(line: Line) -> Line:
+    """The scores in a candidate's journal line."""
     keys = ("candidate", "accuracy", "each", "loss", "flops")
     return {key: line[key] for key in keys if key in line}

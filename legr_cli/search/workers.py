@@ -1,6 +1,6 @@
-"""Where candidates are evaluated: in this process, in worker processes, or on a Dask cluster.
+"""Worker pools that evaluate candidates: this process, worker processes, or a Dask cluster.
 
-All three are a `concurrent.futures.Executor`, created again when its workers are lost.
+Each of them is a `concurrent.futures.Executor`, which is created again if workers are lost.
 """
 
 import contextlib
@@ -14,62 +14,64 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from legr_cli.errors import SearchError, SettingError, first_line
-from legr_cli.search.evaluator import Cuts, Job, Outcome, evaluate_candidate
+from legr_cli.search.evaluator import Job, Outcome, Plans, evaluate_candidate
 
-ANSWER = 10  # seconds that a cluster has to answer
+TIMEOUT = 10  # seconds to wait for a cluster to respond
 
-Evaluate = Callable[[Cuts], list[Outcome]]
-Made = tuple[Executor, Callable[..., list[Outcome]], tuple[Any, ...]]  # call with these and cuts
+Evaluate = Callable[[Plans], list[Outcome]]
+# An executor, the function to call in it, and the arguments that come before the plans.
+Workers = tuple[Executor, Callable[..., list[Outcome]], tuple[Any, ...]]
 
 
 class WorkerPool:
-    """Workers for one search; `generation` counts how often they were replaced."""
+    """The workers of a search; `generation` counts how often they were replaced."""
 
-    def __init__(self, make: Callable[[], Made]) -> None:
+    def __init__(self, start: Callable[[], Workers]) -> None:
         self.generation = 0
-        self._make = make
-        self._made: Made | None = None
+        self._start = start
+        self._workers: Workers | None = None
 
-    def submit(self, cuts: Cuts) -> "Future[list[Outcome]]":
-        """Have a candidate evaluated; workers start with the first one."""
-        self._made = self._made or self._make()
-        executor, call, first = self._made
-        return executor.submit(call, *first, cuts)
+    def submit(self, plans: Plans) -> "Future[list[Outcome]]":
+        """Submit a candidate for evaluation; the first one starts the workers."""
+        self._workers = self._workers or self._start()
+        executor, function, arguments = self._workers
+        return executor.submit(function, *arguments, plans)
 
     def replace(self, generation: int) -> None:
-        """Replace the workers of this generation, unless that was done already."""
+        """Replace the workers of this generation, unless they have been replaced already."""
         if generation == self.generation:
             self.shutdown()
             self.generation += 1
 
     def shutdown(self) -> None:
-        """Stop the workers, whatever they are doing."""
-        if self._made is None:
+        """Stop the workers immediately, even if they are busy."""
+        if self._workers is None:
             return
-        executor, self._made = self._made[0], None
-        local = isinstance(executor, ProcessPoolExecutor)
+        executor, self._workers = self._workers[0], None
+        is_local = isinstance(executor, ProcessPoolExecutor)
         for process in list((getattr(executor, "_processes", None) or {}).values()):
             process.kill()
-        executor.shutdown(wait=local)  # do not wait for a cluster's workers
+        executor.shutdown(wait=is_local)  # do not wait for a cluster's workers
 
 
-def is_loss(error: BaseException) -> bool:
-    """Whether a worker was lost, or what was sent to it: another worker may succeed."""
-    names = {"FutureCancelledError", "FutureLostError", "CommClosedError"}
-    ours = isinstance(error, BrokenExecutor | CancelledError)
-    return ours or any(kind.__name__ in names for kind in type(error).__mro__)
+def is_lost_worker(error: BaseException) -> bool:
+    """Whether a worker or the data sent to it was lost, so that a retry may succeed."""
+    # Dask may not be installed, so its errors are recognized by name.
+    dask_errors = {"FutureCancelledError", "FutureLostError", "CommClosedError"}
+    is_local = isinstance(error, BrokenExecutor | CancelledError)
+    return is_local or any(base.__name__ in dask_errors for base in type(error).__mro__)
 
 
-def is_given_up(error: BaseException) -> bool:
-    """Whether Dask gave up on a candidate after several workers died of it."""
+def is_killed_worker(error: BaseException) -> bool:
+    """Whether Dask gave up on a candidate because it killed several workers."""
     return type(error).__name__ == "KilledWorker"
 
 
 class InProcess(Executor):
-    """An executor that runs every call at once."""
+    """An executor that runs every call synchronously in this process."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Run the call; Ctrl-C is not caught."""
+        """Run the call now; KeyboardInterrupt is not caught."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -78,31 +80,31 @@ class InProcess(Executor):
         return future
 
 
-def in_process(make: Callable[[], Evaluate]) -> WorkerPool:
-    """One candidate after the other, in this process."""
-    return WorkerPool(lambda: (InProcess(), make(), ()))
+def in_process(evaluator: Callable[[], Evaluate]) -> WorkerPool:
+    """A pool that evaluates one candidate at a time in this process."""
+    return WorkerPool(lambda: (InProcess(), evaluator(), ()))
 
 
 def processes(job: Job, count: int, threads: int) -> WorkerPool:
-    """Worker processes on this machine, each with its share of the threads."""
+    """A pool of worker processes on this machine, with `threads` torch threads each."""
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    if "forkserver" in methods:  # torch is imported once, and its pages are shared
+    if "forkserver" in methods:  # the server imports torch once, and workers share its memory
         context.set_forkserver_preload(["legr_cli.search.evaluator"])
-        _hush_tracker()
+        _silence_resource_tracker()
 
-    def make() -> Made:
-        numbers = context.Value("i", 0)
-        pool = ProcessPoolExecutor(
-            count, mp_context=context, initializer=_enter, initargs=(job, threads, numbers)
+    def start() -> Workers:
+        counter = context.Value("i", 0)
+        executor = ProcessPoolExecutor(
+            count, mp_context=context, initializer=_init_worker, initargs=(job, threads, counter)
         )
-        return pool, _evaluate_here, ()
+        return executor, _evaluate_in_worker, ()
 
-    return WorkerPool(make)
+    return WorkerPool(start)
 
 
-def _hush_tracker() -> None:
-    """Silence warnings about what killed workers leave behind; Python cleans it up."""
+def _silence_resource_tracker() -> None:
+    """Silence warnings about resources that killed workers leak; Python cleans them up."""
     from multiprocessing import resource_tracker
 
     before = os.environ.get("PYTHONWARNINGS")
@@ -113,51 +115,51 @@ def _hush_tracker() -> None:
         os.environ["PYTHONWARNINGS"] = before
 
 
-_here: tuple[Job, int] | None = None  # in a worker process: its job and its number
+_worker: tuple[Job, int] | None = None  # in a worker process: its job and its number
 
 
-def _enter(job: Job, threads: int, numbers: Any) -> None:
-    """Start a worker process: take a number, limit threads, exit when the parent does."""
-    global _here
+def _init_worker(job: Job, threads: int, counter: Any) -> None:
+    """Initialize a worker process: number it, limit its threads, make it exit with the parent."""
+    global _worker
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     torch.set_num_threads(threads)
-    with numbers.get_lock():
-        _here = job, numbers.value
-        numbers.value += 1
+    with counter.get_lock():
+        _worker = job, counter.value
+        counter.value += 1
     parent = multiprocessing.parent_process()
     if parent is not None:
-        watch = threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True)
-        watch.start()
+        monitor = threading.Thread(target=_exit_with, args=(parent.sentinel,), daemon=True)
+        monitor.start()
 
 
-def _end_with(sentinel: int) -> None:
-    """Exit when the parent is gone: if it was killed, it could not stop its workers."""
+def _exit_with(sentinel: int) -> None:
+    """Exit when the parent does: a parent that was killed could not stop its workers."""
     wait([sentinel])
     os._exit(1)
 
 
-def _evaluate_here(cuts: Cuts) -> list[Outcome]:
+def _evaluate_in_worker(plans: Plans) -> list[Outcome]:
     """Evaluate a candidate in a worker process."""
-    assert _here is not None
-    job, number = _here
-    return evaluate_candidate(job, cuts, number)
+    assert _worker is not None
+    job, number = _worker
+    return evaluate_candidate(job, plans, number)
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[Any]:
-    """A client of the Dask cluster at this address, once it has workers."""
+def dask_client(address: str) -> Iterator[Any]:
+    """Connect to the Dask cluster at this address, and wait until it has workers."""
     try:
         from distributed import Client
     except ImportError:
         raise SettingError("--cluster needs Dask: pip install 'legr-cli[cluster]'") from None
     try:
-        client = Client(address, timeout=ANSWER, set_as_default=False)
+        client = Client(address, timeout=TIMEOUT, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         raise SettingError(
-            f"--cluster {address} does not answer ({first_line(error)}): start one with "
-            "`dask scheduler`, and `dask worker ADDRESS` on each machine"
+            f"--cluster {address} does not respond ({first_line(error)}): start a scheduler with "
+            "`dask scheduler`, and run `dask worker ADDRESS` on each machine"
         ) from error
     with client:
         _await_workers(client, address)
@@ -165,23 +167,23 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def on_cluster(job: Job, client: Any) -> WorkerPool:
-    """The workers of a Dask cluster; network and images are sent to each of them once."""
-    carried = job.carried()
+    """The workers of a Dask cluster; the network and the images are sent to each of them once."""
+    self_contained = job.self_contained()
 
-    def make() -> Made:
+    def start() -> Workers:
         _await_workers(client, client.scheduler.address)
-        sent = client.scatter(carried, broadcast=True, hash=False)
-        return client.get_executor(pure=False), evaluate_candidate, (sent,)
+        scattered = client.scatter(self_contained, broadcast=True, hash=False)
+        return client.get_executor(pure=False), evaluate_candidate, (scattered,)
 
-    return WorkerPool(make)
+    return WorkerPool(start)
 
 
 def _await_workers(client: Any, address: str) -> None:
-    """Check that a cluster has workers."""
+    """Wait until a cluster has workers; raise SearchError if it has none in time."""
     try:
-        client.wait_for_workers(1, timeout=ANSWER)
+        client.wait_for_workers(1, timeout=TIMEOUT)
     except TimeoutError as error:
         raise SearchError(
-            f"the scheduler at {address} has no workers: start some with `dask worker {address}`; "
-            "continue an interrupted search with --resume"
+            f"the scheduler at {address} has no workers: start some with `dask worker {address}`, "
+            "and pass --resume to continue an interrupted search"
         ) from error

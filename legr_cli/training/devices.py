@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from legr_cli.errors import SettingError
+from legr_cli.progress import Message, Report
 
 
 def cores() -> int:
@@ -88,6 +89,14 @@ def half_precision(device: torch.device) -> torch.dtype | None:
         return None
     cpu = getattr(torch.cpu, "get_capabilities", dict[str, bool])()
     return torch.bfloat16 if cpu.get("avx512_bf16") or cpu.get("amx_bf16") else None
+
+
+def amp_helps(device: torch.device, progress: Report) -> bool:
+    """Whether mixed precision is faster on this device; reports a message if it is not."""
+    if half_precision(device) is not None:
+        return True
+    progress(Message(f"ignoring --amp: mixed precision is slower on this {device.type}"))
+    return False
 
 
 def _has_mps() -> bool:

@@ -1,4 +1,4 @@
-"""What training and measuring start from: a network, images that fit it, perhaps a teacher."""
+"""Load the inputs of training and evaluation: a network, matching images, and a teacher."""
 
 import copy
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from legr_cli.channels.id_tensors import tensors
-from legr_cli.channels.trace import evaluating
+from legr_cli.channels.structures import tensors
+from legr_cli.channels.switches import evaluating
 from legr_cli.data.batches import Serving, in_order
 from legr_cli.data.class_order import comparable, in_network_order, valid_names
 from legr_cli.data.dataset import Data, open_data, own_data, small_size
@@ -24,31 +24,32 @@ from legr_cli.training.scores import CLASSIFICATION, Task
 
 
 @dataclass(frozen=True)
-class Start:
-    """The network to train, as the user names it."""
+class NetworkSource:
+    """Where the network to train comes from."""
 
-    checkpoint: str | Network | None  # None: from scratch
+    checkpoint: str | Network | None  # None: train from scratch
     arch: str | Callable[..., nn.Module] | None = None
     classes: int | None = None
     shape: tuple[int, ...] | None = None
     new_head: bool = False
+    weights: str | None = None  # where in the checkpoint
 
 
 @dataclass(frozen=True)
 class Images:
-    """The images, as the user names them."""
+    """Where the images come from, and how to normalize and split them."""
 
-    data: str | Rows
-    statistics: dict[str, Any] | None = None
+    data: str | Rows  # a SPEC, or the user's own data
+    statistics: dict[str, Any] | None = None  # None: those of the network or the dataset
     download: bool = False
-    hold_out: bool = True  # some of them, for validation
-    validation: Rows | None = None  # held out by the user
-    pictures: Pictures = field(default_factory=Pictures)
-    ignore_class_names: bool = False
+    hold_out: bool = True  # whether to split off validation images
+    validation: Rows | None = None  # the user's own validation data
+    pictures: Pictures = field(default_factory=Pictures)  # how to resize, crop and mirror
+    ignore_class_names: bool = False  # number classes in sorted order
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Shape of one image, where the data decides it."""
+        """Shape of one image of the user's own data; None for a SPEC, which can be resized."""
         return None if isinstance(self.data, str) else self.data.shape
 
 
@@ -62,15 +63,18 @@ def as_images(
     pictures: Pictures | None = None,
     ignore_class_names: bool = False,
 ) -> Images:
-    """Images from what a Python user passes: a SPEC, a DataLoader, tensors or batches.
+    """Convert the data of a public function: a SPEC, a DataLoader, tensors or batches.
 
     Raises:
-        DataError: `data` or `validation` is none of these, or is empty.
+        DataError: `data` or `validation` has an unsupported type, or is empty.
         SettingError: The arguments contradict each other.
     """
     if isinstance(data, str):
         if validation is not None:
-            raise SettingError("validation is for data of your own: a SPEC has its own split")
+            raise SettingError(
+                "validation needs data of your own: legr splits a SPEC into training and "
+                "validation images itself"
+            )
         return Images(
             data,
             parse_statistics(normalize),
@@ -80,11 +84,13 @@ def as_images(
             ignore_class_names=ignore_class_names,
         )
     if normalize is not None or download:
-        raise SettingError("normalize and download are for a SPEC: normalize in your dataset")
+        raise SettingError(
+            "normalize and download need a SPEC: normalize data of your own in your dataset"
+        )
     if pictures not in (None, Pictures()) or ignore_class_names:
         raise SettingError(
-            "resize, crop, random_crop, flip and ignore_class_names are for a SPEC: prepare images "
-            "in your dataset"
+            "resize, crop, random_crop, flip and ignore_class_names need a SPEC: prepare images of "
+            "your own in your dataset"
         )
     held_out = None if validation is None else own_rows(validation, "validation")
     return Images(own_rows(data), None, False, hold_out, held_out)
@@ -97,13 +103,13 @@ def images_for(
     task: Task = CLASSIFICATION,
     missing_ok: bool = False,
 ) -> Data:
-    """Images as this network takes them; the seed selects those held out.
+    """Load images at the network's input size; the seed selects the held-out ones.
 
     With `missing_ok`, there may be no images of some of the network's classes.
     """
     shape, hold_out = network.input_shape, images.hold_out
     if not isinstance(images.data, str):
-        labels = _output_width(network) if task.labels else None
+        labels = _classes_of(network) if task.labels else None
         return own_data(images.data, images.validation, shape, labels, seed=seed, hold_out=hold_out)
     data = open_data(
         images.data,
@@ -158,29 +164,35 @@ def _runs(model: nn.Module, shape: tuple[int, ...], memory_format: torch.memory_
     return True
 
 
-def open_both(
-    start: Start, images: Images, seed: int, group: ProcessGroup, task: Task = CLASSIFICATION
+def open_network_and_data(
+    source: NetworkSource,
+    images: Images,
+    seed: int,
+    group: ProcessGroup,
+    task: Task = CLASSIFICATION,
 ) -> tuple[Network, Data]:
-    """Network and images; a new network or head gets as many classes as the images have."""
-    spec = f"random:{start.arch}" if start.checkpoint is None else start.checkpoint
+    """Load the network and the images; a new network or head gets one output per class."""
+    spec = f"random:{source.arch}" if source.checkpoint is None else source.checkpoint
     if isinstance(spec, Network):
         network, spec = spec, ""
     else:
-        network = open_network(spec, start.arch, start.classes, start.shape, seed)
-    if start.new_head:
+        network = open_network(
+            spec, source.arch, source.classes, source.shape, seed, weights=source.weights
+        )
+    if source.new_head:
         network = replace(network, notes=_without_classes(network.notes))
     network.model.float()  # images are float32
     with group.leader_first():
         download = images.download and group.is_leader
-        own = start.checkpoint is None and start.shape is None and network.arch.own
-        if own and isinstance(images.data, str):
+        any_size = source.checkpoint is None and source.shape is None and network.arch.own
+        if any_size and isinstance(images.data, str):
             shape = small_size(images.data, download, network.input_shape)
             network = replace(network, input_shape=shape)
         data = images_for(network, replace(images, download=download), seed, task)
     classes = len(data.classes)
-    if spec.startswith("random:") and start.classes is None:
-        network = open_network(spec, start.arch, classes, network.input_shape, seed)
-    elif start.new_head:
+    if spec.startswith("random:") and source.classes is None:
+        network = open_network(spec, source.arch, classes, network.input_shape, seed)
+    elif source.new_head:
         network = with_new_head(network, classes, seed)
     network.model.float()  # images are float32
     data = in_memory_format(network.model, data)
@@ -200,7 +212,7 @@ def _without_classes(notes: dict[str, Any]) -> dict[str, Any]:
 def open_teacher(
     checkpoint: str, arch: str | None, network: Network, data: Data, images: Images, task: Task
 ) -> Network:
-    """A teacher for the same classes, of the network's own architecture unless named."""
+    """Load a teacher with the same classes; its architecture is the network's unless given."""
     classes = None if arch is None else len(data.classes)
     try:
         teacher = open_network(checkpoint, arch, classes, usual=network.arch)
@@ -225,31 +237,34 @@ def check_teacher(teacher: Network, data: Data, images: Images, task: Task) -> N
 
 
 def check_outputs(model: nn.Module, data: Data, task: Task = CLASSIFICATION) -> None:
-    """The network must run on the images and, for classification, give a number per class."""
-    batch = next(in_order(data.validation, Serving(data.feed, 2, torch.device("cpu"))))[0]
+    """Raise unless the network runs on the images and, for classification, has one logit per class.
+
+    Raises:
+        ModelError: The network fails, or its output is not a tensor of images × classes.
+        DataError: The number of classes differs.
+    """
+    images = next(in_order(data.validation, Serving(data.feed, 2, torch.device("cpu"))))[0]
     with evaluating(model), torch.no_grad():
-        outputs = forward(model, batch)
-    if not task.labels:
-        return
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
-        raise ModelError(
-            "the network must give one tensor of images × classes; for another task, pass loss= "
-            "and score= from Python"
-        )
-    if outputs.shape[1] != len(data.classes):
+        outputs = forward(model, images)
+    if task.labels and _count_classes(outputs) != len(data.classes):
         raise DataError(
-            f"the network has {outputs.shape[1]} outputs, but {data.spec} has {len(data.classes)} "
-            "classes: is it the right data? (legr finetune --new-head replaces the last layer)"
+            f"the network has {_count_classes(outputs)} outputs, but {data.spec} has "
+            f"{len(data.classes)} classes: is it the right data? (legr finetune --new-head "
+            "replaces the last layer)"
         )
 
 
-def _output_width(network: Network) -> int:
-    """Number of classes that a network tells apart."""
+def _classes_of(network: Network) -> int:
+    """Number of classes that a network distinguishes."""
     with evaluating(network.model), torch.no_grad():
-        outputs = forward(network.model, torch.zeros(2, *network.input_shape))
+        return _count_classes(forward(network.model, torch.zeros(2, *network.input_shape)))
+
+
+def _count_classes(outputs: Any) -> int:
+    """Number of classes in a classifier's output."""
     if not isinstance(outputs, Tensor) or outputs.ndim != 2:
         raise ModelError(
-            "the network must give one tensor of images × classes; for another task, pass loss= "
-            "and score="
+            "the network must return one tensor of images × classes; for other tasks, call legr "
+            "from Python with loss= and score="
         )
     return outputs.shape[1]

@@ -1,5 +1,6 @@
-"""The one way to train, to re-estimate BatchNorm statistics, and to measure."""
+"""The training loop, BatchNorm recalibration and evaluation that every part of legr uses."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +12,8 @@ from legr_cli.data.batches import Batch
 from legr_cli.errors import LegrError, ModelError, first_line
 from legr_cli.training.scores import CLASSIFICATION, Score, Task
 
-Loss = Callable[[Any, Tensor, Tensor], Tensor]  # of outputs, images and targets
+Loss = Callable[[Any, Tensor, Tensor], Tensor]  # outputs, images, targets → mean over the batch
+StepCallback = Callable[[int, Any, Tensor, Tensor], None]  # step, outputs, targets, loss
 
 
 def sgd(
@@ -21,14 +23,14 @@ def sgd(
     weight_decay: float = 5e-4,
     nesterov: bool = True,
 ) -> torch.optim.SGD:
-    """The paper's optimizer."""
+    """SGD with the paper's defaults."""
     return torch.optim.SGD(
         model.parameters(), lr, momentum, weight_decay=weight_decay, nesterov=nesterov
     )
 
 
-def plain_loss(task: Task = CLASSIFICATION) -> Loss:
-    """The loss of a task by itself, without a teacher or label smoothing."""
+def task_loss(task: Task = CLASSIFICATION) -> Loss:
+    """The loss of a task, without a teacher or label smoothing."""
 
     def loss(outputs: Any, _images: Tensor, targets: Tensor) -> Tensor:
         return task.loss(outputs, targets, 0.0)
@@ -37,23 +39,23 @@ def plain_loss(task: Task = CLASSIFICATION) -> Loss:
 
 
 class Trainer:
-    """A network and how it takes a step; `half` is the type to compute in, if not float32."""
+    """A network with its optimizer and loss; `half` is the dtype of autocast, None turns it off."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss: Loss | None = None,  # cross entropy
+        loss: Loss | None = None,  # None: cross entropy
         half: torch.dtype | None = None,
         clip: float = 0.0,
     ) -> None:
-        self.model, self.optimizer, self.loss = model, optimizer, loss or plain_loss()
+        self.model, self.optimizer, self.loss = model, optimizer, loss or task_loss()
         self.half, self.clip = half, clip
         device = next(model.parameters()).device.type
         self.scaler = torch.amp.GradScaler(device, enabled=half == torch.float16)
 
     def step(self, images: Tensor, targets: Tensor) -> tuple[Any, Tensor]:
-        """Learn from one batch; returns outputs and loss from before the step."""
+        """Train on one batch; return the outputs and the loss from before the update."""
         try:
             return self._step(images, targets)
         except (LegrError, torch.OutOfMemoryError):
@@ -62,7 +64,7 @@ class Trainer:
             raise ModelError(f"the network cannot be trained: {first_line(error)}") from error
 
     def _step(self, images: Tensor, targets: Tensor) -> tuple[Any, Tensor]:
-        """Forward, backward, update."""
+        """Forward pass, backward pass and update."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(images.device.type, self.half, enabled=self.half is not None):
             outputs = forward(self.model, images)
@@ -71,68 +73,73 @@ class Trainer:
         self.scaler.scale(loss).backward()
         if self.clip:
             self.scaler.unscale_(self.optimizer)
-            trained = (p for group in self.optimizer.param_groups for p in group["params"])
-            nn.utils.clip_grad_norm_(trained, self.clip)
+            parameters = (p for group in self.optimizer.param_groups for p in group["params"])
+            nn.utils.clip_grad_norm_(parameters, self.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        seen = outputs.detach() if isinstance(outputs, Tensor) else outputs
-        return seen, loss.detach()
+        outputs = outputs.detach() if isinstance(outputs, Tensor) else outputs
+        return outputs, loss.detach()
 
 
 def train(
     trainer: Trainer,
     batches: Iterable[Batch],
-    rate: Callable[[int], float] | None = None,
-    watch: Callable[[int, Any, Tensor, Tensor], None] | None = None,
+    lr: Callable[[int], float] | None = None,
+    on_step: StepCallback | None = None,
 ) -> None:
-    """One step for each batch; `rate` gives its learning rate, `watch` sees what came of it."""
+    """Take one step per batch; `lr` gives the learning rate of each, `on_step` is called after it.
+
+    The network is in evaluation mode afterwards.
+    """
     trainer.model.train()
     for step, (images, targets) in enumerate(batches):
-        if rate is not None:
+        if lr is not None:
             for group in trainer.optimizer.param_groups:
-                group["lr"] = rate(step)
+                group["lr"] = lr(step)
         outputs, loss = trainer.step(images, targets)
-        if watch is not None:
-            watch(step, outputs, targets, loss)
+        if on_step is not None:
+            on_step(step, outputs, targets, loss)
     trainer.model.eval()
 
 
-def has_statistics(model: nn.Module) -> bool:
+def has_running_stats(model: nn.Module) -> bool:
     """Whether a network has BatchNorm statistics to re-estimate."""
-    return bool(_norms(model))
+    return bool(_batchnorms(model))
 
 
-def _norms(model: nn.Module) -> list[_BatchNorm]:
-    """The BatchNorm layers that keep running statistics."""
+def _batchnorms(model: nn.Module) -> list[_BatchNorm]:
+    """The BatchNorm layers that track running statistics."""
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
 
 
 @torch.no_grad()
 def recalibrate(model: nn.Module, batches: Iterable[Batch]) -> None:
-    """Replace the BatchNorm statistics by their mean over these batches; nothing else changes."""
+    """Replace the BatchNorm statistics by their mean over these batches; change nothing else."""
     model.eval()
-    norms = _norms(model)
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the plain mean of all batches
-        norm.train()
+    layers = _batchnorms(model)
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # torch then averages all batches equally
+        layer.train()
     for images, _ in batches:
         model(images)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
     model.eval()
 
 
 def forward(model: nn.Module, images: Tensor) -> Any:
-    """The network's output, or an error that says on what it failed."""
+    """Run the network; raise ModelError with the shape of the images if it fails."""
     try:
         return model(images)
     except torch.OutOfMemoryError as error:
         raise ModelError("the device ran out of memory: pass a smaller --batch-size") from error
     except Exception as error:
-        size = "x".join(map(str, images.shape))
-        raise ModelError(f"the network fails on images of {size}: {first_line(error)}") from error
+        shape = "x".join(map(str, images.shape))
+        raise ModelError(
+            f"the network fails on images of shape {shape}: {first_line(error)}"
+        ) from error
 
 
 @torch.no_grad()
@@ -140,21 +147,23 @@ def evaluate(
     model: nn.Module,
     batches: Iterable[Batch],
     task: Task = CLASSIFICATION,
-    together: Callable[[Tensor], Tensor] = lambda sums: sums,
+    reduce: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Score:
-    """Score and loss over all batches; the device is asked for numbers once, at the end.
+    """Mean score and loss over all batches.
 
-    `together` adds up the sums of processes that share the images.
+    `reduce` adds up the sums of all processes that share the images.
     """
     model.eval()
     rows: list[Tensor] = []
     for images, targets in batches:
         if not len(targets):
-            continue  # this process has no share of a last, small batch
+            continue  # the last batch may be too small for every process to get a share
         outputs = forward(model, images)
         outputs = outputs.float() if isinstance(outputs, Tensor) else outputs
         rows.append(task.sums(outputs, targets))
+    # Copied to the CPU once, at the end: every copy waits for the device.
     sums = torch.stack(rows).cpu().double().sum(0) if rows else torch.zeros(4, dtype=torch.double)
-    reached, near, lost, count = together(sums).tolist()
-    top5 = near / count
-    return Score(reached / count, None if top5 != top5 else top5, lost / count, round(count))
+    score, top5, loss, count = reduce(sums).tolist()
+    return Score(
+        score / count, None if math.isnan(top5) else top5 / count, loss / count, round(count)
+    )

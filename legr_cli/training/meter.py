@@ -1,4 +1,4 @@
-"""Running loss, accuracy and speed of an epoch."""
+"""Loss, accuracy and speed of the current epoch."""
 
 import math
 import time
@@ -13,26 +13,26 @@ from legr_cli.errors import TrainingError
 from legr_cli.settings import Training
 from legr_cli.training.scores import CLASSIFICATION, Task
 
-_LOOK = 0.5  # seconds between looks at the loss, for which the device must finish its work
+_INTERVAL = 0.5  # seconds between reports; each one waits for the device
 
 
 @dataclass(frozen=True)
 class StepProgress:
-    """Where an epoch stands."""
+    """Progress within an epoch."""
 
     epoch: int  # from 1
-    step: int  # steps done in this epoch
+    step: int  # completed steps of this epoch
     steps: int
     loss: float  # mean over this epoch's images so far
-    accuracy: float | None  # on these images, before each step; None for a task of one's own
+    accuracy: float | None  # on the same images, each before its step; None for custom tasks
     images_per_second: float
 
 
-Watch = Callable[[StepProgress], None]
+ProgressCallback = Callable[[StepProgress], None]
 
 
 class Meter:
-    """Sums on the device, read only now and then because reading waits for the device."""
+    """Running sums of an epoch, kept on the device: reading them waits for it, so it is rare."""
 
     def __init__(
         self,
@@ -46,41 +46,41 @@ class Meter:
         self.settings, self.task, self.epoch = settings, task, epoch
         self.images, self.steps = images, steps
         self.sums = torch.zeros(3, device=device)
-        self.step, self.begun = 0, time.perf_counter()
-        self.looked = self.begun
+        self.step, self.started = 0, time.perf_counter()
+        self.last_report = self.started
 
     def add(self, step: int, outputs: Any, targets: Tensor, loss: Tensor) -> None:
-        """Count a step."""
+        """Add the results of a step."""
         count = torch.full_like(loss, len(targets))
-        right = count * 0
+        correct = count * 0
         if self.task is CLASSIFICATION:
-            right = (outputs.argmax(1) == targets).sum()
-        self.sums += torch.stack([loss * len(targets), right, count])
+            correct = (outputs.argmax(1) == targets).sum()
+        self.sums += torch.stack([loss * len(targets), correct, count])
         self.step = step + 1
 
-    def look(self, watch: Watch) -> None:
-        """Report where the epoch stands, if the last report is some time ago."""
-        if time.perf_counter() - self.looked >= _LOOK:
-            watch(self.now(self.sums))
+    def report(self, callback: ProgressCallback) -> None:
+        """Report progress, unless the last report is very recent."""
+        if time.perf_counter() - self.last_report >= _INTERVAL:
+            callback(self.progress(self.sums))
 
-    def now(self, sums: Tensor) -> StepProgress:
-        """Where the epoch stands.
+    def progress(self, sums: Tensor) -> StepProgress:
+        """Progress according to `sums`, which may be those of all processes.
 
         Raises:
             TrainingError: The loss became NaN or infinite.
         """
-        loss, right, count = sums.tolist()
-        self.looked = time.perf_counter()
+        loss, correct, count = sums.tolist()
+        self.last_report = time.perf_counter()
         if not math.isfinite(loss):
-            raise TrainingError(_diverged(self.settings, self.epoch))
-        seen = min(self.step * self.settings.batch_size, self.images)
-        speed = seen / (self.looked - self.begun)
-        accuracy = right / count if self.task is CLASSIFICATION else None
+            raise TrainingError(_divergence_message(self.settings, self.epoch))
+        images = min(self.step * self.settings.batch_size, self.images)
+        speed = images / (self.last_report - self.started)
+        accuracy = correct / count if self.task is CLASSIFICATION else None
         return StepProgress(self.epoch, self.step, self.steps, loss / count, accuracy, speed)
 
 
-def _diverged(settings: Training, epoch: int) -> str:
-    """What to do about a loss that is not finite."""
+def _divergence_message(settings: Training, epoch: int) -> str:
+    """Say that the loss is not finite, and which settings may prevent it."""
     advice = [f"a lower --lr than {settings.lr:g}"]
     if not settings.clip:
         advice.append("--clip 1")

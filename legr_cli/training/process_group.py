@@ -20,7 +20,7 @@ class ProcessGroup:
     device: torch.device
     rank: int = 0
     size: int = 1
-    here: int = 1  # number of processes on this machine
+    local_size: int = 1  # number of processes on this machine
 
     @property
     def is_leader(self) -> bool:
@@ -30,7 +30,7 @@ class ProcessGroup:
     @property
     def loaders(self) -> int:
         """Number of DataLoader workers for this process."""
-        return max(1, cores() // self.here)
+        return max(1, cores() // self.local_size)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all processes, on the CPU."""
@@ -47,7 +47,7 @@ class ProcessGroup:
                 dist.all_reduce(tensor)
                 tensor /= self.size
 
-    def follow(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite tensors, in place, with those of rank 0."""
         if self.size > 1:
             for tensor in tensors:
@@ -55,19 +55,19 @@ class ProcessGroup:
                 dist.broadcast(received, 0)
                 tensor.copy_(received)
 
-    def told(self, number: int) -> int:
+    def broadcast_int(self, number: int) -> int:
         """Return rank 0's value of `number`."""
         value = torch.tensor([number])
-        self.follow([value])
+        self.broadcast([value])
         return int(value)
 
     @contextlib.contextmanager
     def leader_first(self) -> Iterator[None]:
         """Run the block in the first process of each machine, then in the others."""
-        if self.size > 1 and self.rank % self.here:
+        if self.size > 1 and self.rank % self.local_size:
             dist.barrier()
         yield
-        if self.size > 1 and self.rank % self.here == 0:
+        if self.size > 1 and self.rank % self.local_size == 0:
             dist.barrier()
 
 
@@ -77,9 +77,10 @@ def process_group(device: str) -> Iterator[ProcessGroup]:
     if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
         yield ProcessGroup(choose(device))
         return
-    size, here = _env_int("WORLD_SIZE", 1, 10**6), _env_int("LOCAL_WORLD_SIZE", 1, 10**6)
-    rank, local = _env_int("RANK", 0, size - 1), _env_int("LOCAL_RANK", 0, here - 1)
-    chosen = choose(device, local)
+    size = _env_int("WORLD_SIZE", 1, 10**6)
+    local_size = _env_int("LOCAL_WORLD_SIZE", 1, 10**6)
+    rank, local_rank = _env_int("RANK", 0, size - 1), _env_int("LOCAL_RANK", 0, local_size - 1)
+    chosen = choose(device, local_rank)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     elif chosen.type == "mps" and size > 1:
@@ -92,7 +93,7 @@ def process_group(device: str) -> Iterator[ProcessGroup]:
             "torchrun --nproc-per-node N -m legr_cli finetune …"
         ) from error
     try:
-        yield ProcessGroup(chosen, rank, size, here)
+        yield ProcessGroup(chosen, rank, size, local_size)
     finally:
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Run a training to its end, with a record of every epoch."""
+"""Run a training to its end, recording every epoch."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,67 +7,68 @@ from dataclasses import dataclass
 from torch import nn
 
 from legr_cli.journal import Line
-from legr_cli.training.meter import Watch
-from legr_cli.training.resume import Files, recorded
+from legr_cli.training.meter import ProgressCallback
+from legr_cli.training.resume import RunFiles, open_record
 from legr_cli.training.run import Run
 from legr_cli.training.setup import TrainingSetup
 
 
 @dataclass(frozen=True)
 class TrainingCallbacks:
-    """Called when training starts or resumes, now and then between steps, and after each epoch."""
+    """Called when training starts or resumes, every now and then between steps, and per epoch."""
 
-    started: Callable[[Line], None]  # with the score of the network before
-    step: Watch
-    epoch: Callable[[Line], None]
+    started: Callable[[Line | None], None]  # score before training; None: only the leader knows it
+    step: ProgressCallback
+    epoch: Callable[[Line], None]  # with the epoch's journal line
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A trained network and what it reached."""
+    """A trained network and its scores."""
 
     model: nn.Module
     header: Line
-    reached: Line  # empty in processes that do not lead
+    results: Line  # empty in all processes but the leader
 
 
 @contextlib.contextmanager
 def train_to_end(
-    setup: TrainingSetup, run: Run, files: Files, callbacks: TrainingCallbacks
+    setup: TrainingSetup, run: Run, files: RunFiles, callbacks: TrainingCallbacks
 ) -> Iterator[TrainingResult]:
-    """Train to the end, from wherever the record stands; the record is closed after the block."""
+    """Train for the remaining epochs; the record stays open, and locked, until the block ends."""
     group, data, header = setup.group, setup.data, dict(setup.header)
-    earlier = files.begun() if group.is_leader else None
-    header["before"] = earlier and earlier.get("before")
-    if not group.told(earlier is not None):
+    stored = files.stored_header() if group.is_leader else None
+    header["before"] = stored and stored.get("before")
+    if not group.broadcast_int(stored is not None):
         header["before"] = run.measure(data.validation).line()
     with contextlib.ExitStack() as stack:
         record = None
         if group.is_leader:
-            record = stack.enter_context(recorded(files, header, run.tensors()))
-            run.recall(record.book.lines.values())
-        run.agree()
+            record = stack.enter_context(open_record(files, header, run.tensors()))
+            run.replay(record.book.lines.values())
+        run.synchronize()
         callbacks.started(header["before"])
-        while not run.over:
-            line = run.advance(callbacks.step)
+        while not run.is_finished:
+            line = run.train_epoch(callbacks.step)
             if record is not None:
-                record.keep(line, run.tensors())
+                record.add(line, run.tensors())
             callbacks.epoch(line)
-        model = run.finish()
+        model = run.load_best()
         test = None if data.test is None else run.measure(data.test).line()
-        reached = {} if record is None else _reached(run, record.book.lines, test)
-        yield TrainingResult(model, header, reached)
+        results = {} if record is None else _results(run, record.book.lines, test)
+        yield TrainingResult(model, header, results)
 
 
-def _reached(run: Run, lines: dict[int, Line], test: Line | None) -> Line:
-    """Scores of the best network, and the time it took."""
+def _results(run: Run, lines: dict[int, Line], test: Line | None) -> Line:
+    """Scores of the best network, and the duration of the training."""
     epoch = int(run.best_so_far["best_epoch"])
     best = {key: lines[epoch][key] for key in ("accuracy", "loss")}
     best["images"] = len(run.data.validation)
     return {
         "epochs": run.epoch,
         "best_epoch": epoch,
-        "validation": best if run.data.held_out else None,  # trained on: it would say nothing
+        # If no images are held out, these were trained on, so their score would be misleading.
+        "validation": best if run.data.held_out else None,
         "test": test,
         "seconds": round(sum(line["seconds"] for line in lines.values()), 3),
     }

@@ -1,8 +1,8 @@
-"""Resumable training: NAME.epochs.jsonl records the epochs, NAME.state is the checkpoint to resume.
+"""Resumable training: NAME.epochs.jsonl records the epochs, NAME.state is the last checkpoint.
 
 The line of an epoch is written before its state. If the process is killed between the two, the line
 is dropped on resume and the epoch is repeated. Methods that work in rounds or trials use the same
-files.
+mechanism, as NAME.rounds.jsonl.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ EPOCHS = JournalFormat(
 
 
 @dataclass(frozen=True)
-class Files:
+class RunFiles:
     """The network to write, and the journal and state next to it."""
 
     out: Path
@@ -90,11 +90,11 @@ class Files:
         beside = {"a network": self.out, "its state": self.state, "a training": self.epochs}
         check_out(self.out, ".safetensors", beside, self.resume, self.force)
 
-    def begun(self) -> Line | None:
+    def stored_header(self) -> Line | None:
         """The header of the run to resume; None if it has not completed an epoch."""
         return read_header(self.epochs, self.kind) if self.resume and self.state.exists() else None
 
-    def done(self, key: str) -> Line | None:
+    def completed(self, key: str) -> Line | None:
         """The training record in the network's file, if this run is already complete."""
         if not self.resume or not self.out.exists() or self.state.exists():
             return None
@@ -111,16 +111,16 @@ class Files:
 
 
 @contextlib.contextmanager
-def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator["Record"]:
+def open_record(files: RunFiles, header: Line, tensors: dict[str, Tensor]) -> Iterator["Record"]:
     """Open the journal and state of a run; when resuming, restore `tensors` from the state."""
-    key = key_of(header)
-    anew = files.kind.anew
-    state = read_state(files.state, anew) if files.resume and files.state.exists() else None
+    key = run_key(header)
+    advice = files.kind.anew
+    state = read_state(files.state, advice) if files.resume and files.state.exists() else None
     done = 0 if state is None else state.epoch
-    foreign = files.resume and state is None and files.out.exists()
-    keep = None if foreign else done
+    out_is_foreign = files.resume and state is None and files.out.exists()
+    keep = None if out_is_foreign else done
     with journal(files.epochs, files.kind, header, files.resume, files.force, keep) as book:
-        if foreign:
+        if out_is_foreign:
             raise OutputError(
                 f"{files.out} already exists and was not written by this training: "
                 "pass --force to overwrite it"
@@ -130,10 +130,10 @@ def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator
         elif state.run != key or list(book.lines) != list(range(1, done + 1)):
             raise TrainingError(
                 f"{files.state} does not belong to the {files.kind.work} in {files.epochs.name}: "
-                f"{anew}"
+                f"{advice}"
             )
         else:
-            restore(files.state, state.tensors, tensors, anew)
+            restore(files.state, state.tensors, tensors, advice)
         yield Record(files, key, book)
 
 
@@ -141,12 +141,12 @@ def recorded(files: Files, header: Line, tensors: dict[str, Tensor]) -> Iterator
 class Record:
     """The open journal and state of a run."""
 
-    files: Files
+    files: RunFiles
     key: str
     book: Journal
 
-    def keep(self, line: Line, tensors: dict[str, Tensor]) -> None:
-        """Record a finished epoch: first its line, then the state that the next epoch needs."""
+    def add(self, line: Line, tensors: dict[str, Tensor]) -> None:
+        """Record a completed epoch: first its line, then the state that the next epoch needs."""
         self.book.add(line)
         write_state(self.files.state, self.key, line[self.files.kind.key], tensors)
 
@@ -155,19 +155,19 @@ class Record:
 class State:
     """The checkpoint of an unfinished run."""
 
-    run: str  # identifies the run; see `key_of`
-    epoch: int  # number of finished epochs
+    run: str  # identifies the run; see `run_key`
+    epoch: int  # number of completed epochs
     tensors: dict[str, Tensor]
 
 
-def key_of(header: Line) -> str:
+def run_key(header: Line) -> str:
     """SHA-256 of a header without its measurements; identifies the run."""
-    about = {key: value for key, value in header.items() if key != "before"}
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+    fields = {key: value for key, value in header.items() if key != "before"}
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 def write_state(path: Path, run: str, epoch: int, tensors: dict[str, Tensor]) -> None:
-    """Atomically replace the state with that after `epoch`."""
+    """Atomically replace the state file by the state after `epoch`."""
     notes = {"format": FORMAT, "version": VERSION, "run": run, "epoch": epoch}
     try:
         with staged() as files:
@@ -177,29 +177,31 @@ def write_state(path: Path, run: str, epoch: int, tensors: dict[str, Tensor]) ->
         raise OutputError(f"{error}: {kept}; free some space and pass --resume") from error
 
 
-def read_state(path: Path, anew: str = EPOCHS.anew) -> State:
-    """Read a state file."""
+def read_state(path: Path, advice: str = EPOCHS.anew) -> State:
+    """Read a state file; `advice` ends the message if it is unusable."""
     try:
         tensors, header = read_safetensors(path)
         notes: Any = json.loads(header[_KEY])
         ours = (notes["format"], notes["version"]) == (FORMAT, VERSION)
     except (CheckpointError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TrainingError(f"{path} is damaged ({first_line(error)}): {anew}") from error
+        raise TrainingError(f"{path} is damaged ({first_line(error)}): {advice}") from error
     run, epoch = notes.get("run"), notes.get("epoch")
     if not ours or type(epoch) is not int or epoch < 1:
-        raise TrainingError(f"{path} is not a state that this version of legr can read: {anew}")
+        raise TrainingError(
+            f"{path} is not a state file that this version of legr can read: {advice}"
+        )
     return State(str(run), epoch, tensors)
 
 
 def restore(
-    path: Path, saved: dict[str, Tensor], into: dict[str, Tensor], anew: str = EPOCHS.anew
+    path: Path, saved: dict[str, Tensor], tensors: dict[str, Tensor], advice: str = EPOCHS.anew
 ) -> None:
-    """Copy the saved tensors into those of a run; if any does not fit, raise and change none."""
-    mismatched = set(saved) ^ set(into)
-    common = set(saved) & set(into)
-    mismatched |= {n for n in common if saved[n].shape != into[n].shape}
-    mismatched |= {n for n in common if saved[n].dtype != into[n].dtype}
+    """Copy the saved tensors into `tensors`; if any does not fit, raise and change none."""
+    mismatched = set(saved) ^ set(tensors)
+    common = set(saved) & set(tensors)
+    mismatched |= {n for n in common if saved[n].shape != tensors[n].shape}
+    mismatched |= {n for n in common if saved[n].dtype != tensors[n].dtype}
     if mismatched:
-        raise TrainingError(f"{path} does not fit this network at '{min(mismatched)}': {anew}")
-    for name, tensor in into.items():
+        raise TrainingError(f"{path} does not match this network at '{min(mismatched)}': {advice}")
+    for name, tensor in tensors.items():
         tensor.copy_(saved[name])

@@ -1,7 +1,7 @@
-"""Tasks: the loss that training minimizes and the score that decides which network is best.
+"""Tasks: the loss that training minimizes, and the score that decides which network is best.
 
-Classification is the entry that every command uses; Python users can bring a loss and a score of
-their own. Scores are better when higher.
+Commands always use classification; Python users can pass their own loss and score. Higher scores
+are better.
 """
 
 import math
@@ -15,65 +15,65 @@ from torch import Tensor
 
 from legr_cli.errors import ModelError, first_line
 
-OwnFunction = Callable[[Any, Tensor], Any]  # of outputs and targets: a mean over the batch
+BatchFunction = Callable[[Any, Tensor], Any]  # outputs, targets → mean over the batch
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a network reached on some images."""
+    """The result of evaluating a network."""
 
-    accuracy: float  # share of images whose class comes first; or the mean of your own score
-    top5: float | None  # share of images whose class is among the first five; None: not measured
+    accuracy: float  # top-1 accuracy, from 0 to 1; or the mean of a custom score
+    top5: float | None  # top-5 accuracy, from 0 to 1; None for custom tasks
     loss: float  # mean over the images
     images: int
 
     def line(self) -> dict[str, Any]:
-        """As a journal has it."""
-        return {"accuracy": self.accuracy, "loss": finite(self.loss), "images": self.images}
+        """The object that journals store."""
+        return {"accuracy": self.accuracy, "loss": finite_or_none(self.loss), "images": self.images}
 
 
-def finite(value: float) -> float | None:
-    """A number as JSON has it: None for NaN and infinity."""
+def finite_or_none(value: float) -> float | None:
+    """Replace NaN and infinity, which JSON does not have, by None."""
     return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
 class Task:
-    """How outputs are compared with targets."""
+    """The loss and the score of a network's outputs."""
 
     name: str
     loss: Callable[[Any, Tensor, float], Tensor]  # outputs, targets, label smoothing → batch mean
-    sums: Callable[[Any, Tensor], Tensor]  # → [score, top 5, loss, images], summed over a batch
-    labels: bool = True  # whether targets are class numbers
+    sums: Callable[[Any, Tensor], Tensor]  # → [score, top-5, loss, images], summed over a batch
+    labels: bool = True  # whether targets are class indices
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Cross entropy of class numbers."""
+    """Mean cross entropy of class indices."""
     return F.cross_entropy(logits, labels, label_smoothing=smoothing)
 
 
-def _classified(logits: Tensor, labels: Tensor) -> Tensor:
-    """Images classified correctly, those in the top five, cross entropy and count."""
-    first = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+def _classification_sums(logits: Tensor, labels: Tensor) -> Tensor:
+    """Top-1 and top-5 hits, cross entropy and number of images, summed over a batch."""
+    hits = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
     loss = F.cross_entropy(logits, labels, reduction="sum")
     return torch.stack(
-        [first[:, 0].sum(), first.any(1).sum(), loss, torch.full_like(loss, len(labels))]
+        [hits[:, 0].sum(), hits.any(1).sum(), loss, torch.full_like(loss, len(labels))]
     )
 
 
-TASKS = {"classification": Task("classification", _cross_entropy, _classified)}
+TASKS = {"classification": Task("classification", _cross_entropy, _classification_sums)}
 CLASSIFICATION = TASKS["classification"]
 
 
-def shown(task: Task, reached: float) -> str:
-    """An accuracy in percent; a score of the user's own as it is."""
-    return f"{reached:.2%}" if task is CLASSIFICATION else f"{reached:.4g}"
+def format_score(task: Task, score: float) -> str:
+    """Format an accuracy in percent, a custom score as a number."""
+    return f"{score:.2%}" if task is CLASSIFICATION else f"{score:.4g}"
 
 
-def task_for(loss: OwnFunction | None, score: OwnFunction | None) -> Task:
-    """The task that a loss and a score define; classification where neither is given.
+def task_for(loss: BatchFunction | None, score: BatchFunction | None) -> Task:
+    """The task with this loss and score; classification if both are None.
 
-    Without a score, the negative loss decides; without a loss, cross entropy is minimized.
+    The default loss is cross entropy. With a loss alone, the score is the negative loss.
     """
     if loss is None and score is None:
         return CLASSIFICATION
@@ -89,17 +89,20 @@ def task_for(loss: OwnFunction | None, score: OwnFunction | None) -> Task:
         return _scalar("loss", loss, outputs, targets)
 
     def sums(outputs: Any, targets: Tensor) -> Tensor:
-        lost = batch_loss(outputs, targets, 0.0).detach().float()
-        reached = -lost if score is None else _scalar("score", score, outputs, targets).detach()
-        unknown, count = torch.full_like(lost, math.nan), torch.full_like(lost, len(targets))
-        return torch.stack([reached.to(lost) * count, unknown, lost * count, count])
+        mean_loss = batch_loss(outputs, targets, 0.0).detach().float()
+        mean_score = (
+            -mean_loss if score is None else _scalar("score", score, outputs, targets).detach()
+        )
+        count = torch.full_like(mean_loss, len(targets))
+        top5 = torch.full_like(mean_loss, math.nan)  # not defined
+        return torch.stack([mean_score.to(mean_loss) * count, top5, mean_loss * count, count])
 
-    name = f"{_name(loss or F.cross_entropy)}, {_name(score or loss)}"
+    name = f"{_qualified_name(loss or F.cross_entropy)}, {_qualified_name(score or loss)}"
     return Task(name, batch_loss, sums, labels=loss is None)
 
 
-def _scalar(name: str, function: OwnFunction, outputs: Any, targets: Tensor) -> Tensor:
-    """The number that a user's function gives for a batch."""
+def _scalar(name: str, function: BatchFunction, outputs: Any, targets: Tensor) -> Tensor:
+    """Call a user's function on a batch; raise ModelError unless it returns one number."""
     try:
         value = function(outputs, targets)
     except Exception as error:
@@ -108,13 +111,15 @@ def _scalar(name: str, function: OwnFunction, outputs: Any, targets: Tensor) -> 
         return value.reshape(())
     if isinstance(value, int | float):
         return torch.tensor(float(value), device=targets.device)
-    kind = (
-        f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    got = (
+        f"a tensor of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else type(value).__name__
     )
-    raise ModelError(f"{name} must give one number, the mean over the batch, got {kind}")
+    raise ModelError(f"{name} must return one number, the mean over the batch, got {got}")
 
 
-def _name(function: Any) -> str:
-    """`module.function`, to tell one task from another in a journal."""
+def _qualified_name(function: Any) -> str:
+    """`module.function`, which identifies a custom task in journals."""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     return f"{module}.{name}" if name else type(function).__name__

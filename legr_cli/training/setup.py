@@ -1,4 +1,4 @@
-"""A training run, ready to start: network, images and teacher that fit, and what is recorded."""
+"""The inputs of a training run, and the header and notes that record them."""
 
 import dataclasses
 import platform
@@ -18,7 +18,7 @@ from legr_cli.training.devices import half_precision
 from legr_cli.training.inputs import in_memory_format
 from legr_cli.training.objective import Teacher, teacher_from
 from legr_cli.training.process_group import ProcessGroup
-from legr_cli.training.resume import key_of
+from legr_cli.training.resume import run_key
 from legr_cli.training.run import Run
 from legr_cli.training.scores import CLASSIFICATION, Task
 from legr_cli.version import __version__
@@ -26,23 +26,23 @@ from legr_cli.version import __version__
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What is trained, and with what."""
+    """The network to train, the data, the settings and the teacher."""
 
     network: Network
     data: Data
     settings: Training
     group: ProcessGroup
-    header: Line  # of the journal: another run has another header
+    header: Line  # of the journal; identifies the run
     teacher: Network | None = None
     task: Task = CLASSIFICATION
 
     @property
     def half(self) -> torch.dtype | None:
-        """The type to compute in, if not float32."""
+        """The dtype of mixed precision; None: float32."""
         return half_precision(self.group.device) if self.settings.amp else None
 
     def run(self, compiled: bool = False, loaders: int | None = None) -> Run:
-        """The training run, before its first epoch."""
+        """Create the training run, before its first epoch."""
         return Run(
             self.network.model,
             self.data,
@@ -56,33 +56,32 @@ class TrainingSetup:
         )
 
     def _teacher(self) -> Teacher | None:
-        """The teacher on the device, which sees the same images in its own normalization."""
+        """The teacher on the device; it sees the same images with its own normalization."""
         if self.teacher is None:
             return None
-        shown, model = self.data.feed, self.teacher.model.float()
-        fed = in_memory_format(model, self.data).feed
-        own = feed_for(fed, self.teacher.notes.get("statistics"))
-        model.to(self.group.device, memory_format=own.memory_format)  # type: ignore[call-overload]
-        return teacher_from(model, self.half, own, shown)
+        feed, model = self.data.feed, self.teacher.model.float()
+        own_format = in_memory_format(model, self.data).feed
+        teacher_feed = feed_for(own_format, self.teacher.notes.get("statistics"))
+        model.to(self.group.device, memory_format=teacher_feed.memory_format)  # type: ignore[call-overload]
+        return teacher_from(model, self.half, teacher_feed, feed)
 
-    def trained(self, model: nn.Module, header: Line, reached: Line) -> Network:
-        """A trained network, with notes on how it was made."""
-        about = ("before", "settings", "weights_sha256", "teacher_sha256", "data")
+    def trained_network(self, model: nn.Module, header: Line, results: Line) -> Network:
+        """The trained network, with notes that record its training."""
+        recorded = ("before", "settings", "weights_sha256", "teacher_sha256", "data")
         training = {
-            "key": key_of(header),
-            **reached,
-            **{key: header[key] for key in about},
+            "key": run_key(header),
+            **results,
+            **{key: header[key] for key in recorded},
             "processes": self.group.size,
             "made_with": {"python": platform.python_version(), "torch": torch.__version__},
         }
-        data = self.data
-        about_data = {
-            "statistics": data.feed.statistics,
-            "pictures": data.pictures,
-            "class_names": data.class_names,
+        known = {
+            "statistics": self.data.feed.statistics,
+            "pictures": self.data.pictures,
+            "class_names": self.data.class_names,
         }
-        known = {key: value for key, value in about_data.items() if value}
-        notes = {**self.network.notes, "legr": __version__, **known, "training": training}
+        about_data = {key: value for key, value in known.items() if value}
+        notes = {**self.network.notes, "legr": __version__, **about_data, "training": training}
         return replace(self.network, model=model.cpu(), notes=notes)
 
 
@@ -93,15 +92,18 @@ def training_setup(
     group: ProcessGroup,
     teacher: Network | None = None,
     task: Task = CLASSIFICATION,
-    recorded: Line | None = None,
+    stored_settings: Line | None = None,
 ) -> TrainingSetup:
-    """Record what is about to be trained; `recorded` stands for the settings where it is given."""
+    """Collect the inputs of a training run, and build its header.
+
+    `stored_settings` replaces the settings in the header.
+    """
     header = {
         "arch": str(network.arch),
         "input": list(network.input_shape),
         "weights_sha256": fingerprint(network.model),
         "teacher_sha256": None if teacher is None else fingerprint(teacher.model),
-        "settings": recorded or _as_json(settings),
+        "settings": stored_settings or _training_as_json(settings),
         "data": data.card,
         "statistics": data.feed.statistics,
         **({} if data.as_before else {"pictures": data.pictures}),
@@ -111,6 +113,6 @@ def training_setup(
     return TrainingSetup(network, data, settings, group, header, teacher, task)
 
 
-def _as_json(settings: Training) -> dict[str, Any]:
-    """Settings as JSON has them."""
+def _training_as_json(settings: Training) -> dict[str, Any]:
+    """Training settings as journals and notes store them."""
     return {**dataclasses.asdict(settings), "drops": list(settings.drops)}

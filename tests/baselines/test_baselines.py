@@ -14,30 +14,37 @@ from legr_cli.baselines import taylor
 from legr_cli.baselines.context import MethodContext
 from legr_cli.baselines.fisher import fisher
 from legr_cli.baselines.methods import METHODS
-from legr_cli.baselines.morphnet import next_weight, regulariser, worth
-from legr_cli.baselines.probe import Probed
+from legr_cli.baselines.morphnet import flops_penalty, next_lambda, unit_gammas
+from legr_cli.baselines.probe import GatedNetwork
 from legr_cli.channels import couple
 from legr_cli.data.dataset import open_data
 from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch
 from legr_cli.pruning import Analysis, analyze, plans
 from legr_cli.ranking import importance
-from legr_cli.search.amc import _Ratios, bound, kept, leaders
-from legr_cli.search.ddpg import BASELINE, FOLLOW, Agent, follow, goals, truncated_normal
-from legr_cli.search.legr_ddpg import rows
-from legr_cli.search.states import described
+from legr_cli.search.amc import RatioExplorer, first_layers, most_units, ranking_of
+from legr_cli.search.ddpg import (
+    BASELINE_DECAY,
+    TAU,
+    Agent,
+    soft_update,
+    td_target,
+    truncated_normal,
+)
+from legr_cli.search.episodes import layer_features
+from legr_cli.search.legr_ddpg import genes_from
 from legr_cli.settings import Align, Compare, Prune, Search
 from legr_cli.targets import Target
 from legr_cli.training.recipes import settings_of
 
 
-def probed() -> tuple[list[torch.Tensor], Probed]:
+def probed() -> tuple[list[torch.Tensor], GatedNetwork]:
     """x → (2x, −x) → y = 1·2x + 3·(−x) = −x, loss ½y²; the images are x = 1 and x = 2."""
     model = nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.Flatten(), nn.Linear(2, 1, bias=False))
     with torch.no_grad():
         model[0].weight[:] = torch.tensor([2.0, -1.0]).reshape(2, 1, 1, 1)
         model[2].weight[:] = torch.tensor([[1.0, 3.0]])
-    found = Probed(couple(model, (1, 1, 1))).train()
+    found = GatedNetwork(couple(model, (1, 1, 1))).train()
     loss = found(torch.tensor([1.0, 2.0]).reshape(2, 1, 1, 1)).square().mean() / 2
     loss.backward()
     return found.gradients(2), found
@@ -46,7 +53,7 @@ def probed() -> tuple[list[torch.Tensor], Probed]:
 def test_gradients_of_gates() -> None:
     """∂/∂gate = y · v · z: x = 1 gives −1·1·2 and −1·3·−1; x = 2 gives −2·1·4 and −2·3·−2."""
     gradients, found = probed()
-    assert [units.tolist() for units in found.reads] == [[-1], [0, 1]]
+    assert [units.tolist() for units in found.gate_units] == [[-1], [0, 1]]
     assert gradients[1].tolist() == [[-2, 3], [-8, 12]]
     assert gradients[0].tolist() == [[1], [4]]  # of the image itself: y²
 
@@ -54,9 +61,9 @@ def test_gradients_of_gates() -> None:
 def test_taylor_by_hand() -> None:
     """Means of |gradient| are 5 and 7.5, the length of that is √81.25."""
     gradients, found = probed()
-    total = taylor.take(gradients, found.reads, 2)
+    total = taylor.accumulate(gradients, found.gate_units, 2)
     assert total.tolist() == [5, 10, 15]
-    scores = taylor.score(total.numpy() / 2, found.reads, np.ones(2))
+    scores = taylor.score(total.numpy() / 2, found.gate_units, np.ones(2))
     assert scores == pytest.approx([5 / math.sqrt(81.25), 7.5 / math.sqrt(81.25)])
 
 
@@ -67,9 +74,9 @@ def test_fisher_by_hand() -> None:
     """
     gradients, found = probed()
     plain, priced = fisher(0.0), fisher(1.0)
-    mean = plain.take(gradients, found.reads, 2).numpy() / 2
-    assert plain.score(mean, found.reads, np.ones(2)).tolist() == [17, 38.25]
-    scores = priced.score(mean, found.reads, np.array([0.2, 0.6]))
+    mean = plain.accumulate(gradients, found.gate_units, 2).numpy() / 2
+    assert plain.score(mean, found.gate_units, np.ones(2)).tolist() == [17, 38.25]
+    scores = priced.score(mean, found.gate_units, np.array([0.2, 0.6]))
     assert scores == pytest.approx([17 - 13.8125, 38.25 - 41.4375])
 
 
@@ -91,9 +98,9 @@ def test_a_units_mask_is_one_for_all_that_read_it() -> None:
         model.first.weight[:] = 2
         model.left.weight[:] = torch.tensor([[1.0, 0.0]])
         model.right.weight[:] = torch.tensor([[-1.0, 0.5]])
-    found = Probed(couple(model, (1, 1, 1))).train()
+    found = GatedNetwork(couple(model, (1, 1, 1))).train()
     found(torch.ones(1, 1, 1, 1)).sum().backward()  # y = 1, ∂y/∂mask = 2·(1 − 1), 2·½
-    total = fisher(0.0).take(found.gradients(1), found.reads, 2)
+    total = fisher(0.0).accumulate(found.gradients(1), found.gate_units, 2)
     assert total.tolist() == [0, 1]
 
 
@@ -114,7 +121,7 @@ def test_morphnet_by_hand() -> None:
     with torch.no_grad():
         first.weight[:] = torch.tensor([0.5, -2.0, 0.001, 1.0, -0.004])
         second.weight[:] = 0.25
-    value = regulariser(analysis)
+    value = flops_penalty(analysis)
     expected = (12 * 3.505 + 9 * 7 * 0.25) / 102
     assert value.item() == pytest.approx(expected)
     value.backward()
@@ -139,17 +146,17 @@ def test_of_channels_in_one_unit_the_largest_gamma_counts() -> None:
     with torch.no_grad():
         model.a.weight[:] = torch.tensor([0.1, -0.7, 0.0])
         model.b.weight[:] = torch.tensor([-0.3, 0.2, 0.0])
-    found = worth(couple(model, (3, 2, 2)))
+    found = unit_gammas(couple(model, (3, 2, 2)))
     assert sorted(found.tolist()) == pytest.approx([-1, -1, 0, 0.3, 0.7])
 
 
 def test_the_next_lambda() -> None:
     """First what is given; four times more or less; then between the two sides."""
     much, little = {"lambda": 2.0, "flops": 80}, {"lambda": 8.0, "flops": 20}
-    assert next_weight([], 50, 3.0) == 3
-    assert next_weight([much], 50, 3.0) == 8
-    assert next_weight([little], 50, 3.0) == 2
-    assert next_weight([much, little], 50, 3.0) == 4
+    assert next_lambda([], 50, 3.0) == 3
+    assert next_lambda([much], 50, 3.0) == 8
+    assert next_lambda([little], 50, 3.0) == 2
+    assert next_lambda([much, little], 50, 3.0) == 4
 
 
 def test_a_layer_as_the_agent_sees_it() -> None:
@@ -161,8 +168,8 @@ def test_a_layer_as_the_agent_sees_it() -> None:
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5, bias=False)]
     analysis = analyze(Network(nn.Sequential(*layers, *head).eval(), Arch("x"), (3, 8, 8)))
     assert analysis.flops == 2592 + 10368 + 192 + 60
-    assert leaders(analysis) == ["0", "1"]
-    table = described(analysis, ["0", "1", "4"])
+    assert first_layers(analysis) == ["0", "1"]
+    table = layer_features(analysis, ["0", "1", "4"])
     share = np.array([2592, 10368, 60]) / analysis.flops
     assert table[0] == pytest.approx([0, 6 / 12, 3 / 12, 1, 1, 1, 1, share[0], share[1] + share[2]])
     assert table[1] == pytest.approx([0.5, 1, 6 / 12, 0.5, 0.5, 0.5, 1, share[1], share[2]])
@@ -173,15 +180,15 @@ def test_amc_is_bound_by_the_budget() -> None:
     """With 2 and 3 of the chain's units left for the others, 60 FLOPs allow
     n: 3n + 2n + 3n + 6 + 12 ≤ 60, so 5; and then m: 25 + 5m + 2m + 4m ≤ 60, so 3."""
     analysis = chain()
-    assert bound(analysis.cost, np.array([2, 3]), 0, 60) == 5
-    assert bound(analysis.cost, np.array([5, 3]), 1, 60) == 3
-    assert bound(analysis.cost, np.array([5, 1]), 1, 20) == 0
+    assert most_units(analysis.cost, np.array([2, 3]), 0, 60) == 5
+    assert most_units(analysis.cost, np.array([5, 3]), 1, 60) == 3
+    assert most_units(analysis.cost, np.array([5, 1]), 1, 20) == 0
 
 
 def test_amcs_ratios_meet_the_target() -> None:
     """Whatever the agent says; and what a ratio says is what stays."""
     analysis = chain()
-    walker = _Ratios(analysis, Search(flops=(0.6,), candidates=40))
+    walker = RatioExplorer(analysis, Search(flops=(0.6,), candidates=40))
     for number in range(40):
         ratio = walker.genes(number)["ratio"]
         counts = (ratio * analysis.cost.sizes + 1e-9).astype(int)
@@ -195,7 +202,7 @@ def test_amcs_ratios_meet_the_target() -> None:
         )
         assert states[1][8] == pytest.approx(reduced)
     places = np.array([0.2, 0.4, 0.6, 0.8, 1.0, *np.arange(1, 8) / 7])
-    ranking = kept(analysis, places, {"ratio": np.array([0.4, 1.0])})
+    ranking = ranking_of(analysis, places, {"ratio": np.array([0.4, 1.0])})
     scores = importance(analysis.filters, ranking)
     assert (scores[:5] > 1e-9).tolist() == [False, False, False, True, True]
     assert (scores[5:] > 1e-9).all()
@@ -206,11 +213,13 @@ def test_ddpg_by_hand() -> None:
     slow, fast = nn.Linear(1, 1), nn.Linear(1, 1)
     with torch.no_grad():
         slow.weight[:], fast.weight[:], slow.bias[:], fast.bias[:] = 1.0, 3.0, 0.0, -1.0
-    follow(slow, fast)
-    assert FOLLOW == 0.01
+    soft_update(slow, fast)
+    assert TAU == 0.01
     assert slow.weight.item() == pytest.approx(1.02)
     assert slow.bias.item() == pytest.approx(-0.01)
-    found = goals(torch.tensor([0.9, 0.9]), 0.5, torch.tensor([2.0, 7.0]), torch.tensor([0.0, 1.0]))
+    found = td_target(
+        torch.tensor([0.9, 0.9]), 0.5, torch.tensor([2.0, 7.0]), torch.tensor([0.0, 1.0])
+    )
     assert found.tolist() == pytest.approx([2.4, 0.4])
 
 
@@ -232,7 +241,7 @@ def test_the_baseline_is_a_moving_average() -> None:
     agent = Agent(1, 1, 400, np.random.default_rng(0))
     for reward in (1.0, 0.0):
         agent.learn([(np.zeros(1), np.zeros(1))], reward)
-    assert agent.baseline == pytest.approx(BASELINE)
+    assert agent.baseline == pytest.approx(BASELINE_DECAY)
 
 
 def test_truncated_normal() -> None:
@@ -250,7 +259,7 @@ def test_truncated_normal() -> None:
 
 def test_actions_to_alpha_and_kappa() -> None:
     """½ is the identity, 1 is e² and two deviations."""
-    found = rows(np.array([[0.5, 0.5], [1.0, 0.0]]), 1.0, np.array([3.0, 4.0]))
+    found = genes_from(np.array([[0.5, 0.5], [1.0, 0.0]]), 1.0, np.array([3.0, 4.0]))
     assert found["alpha"] == pytest.approx([1, math.e**2])
     assert found["kappa"] == pytest.approx([0, -8])
 
@@ -328,7 +337,7 @@ def test_gradual_pruning_goes_by_blocks(planted: MethodContext, tmp_path: Path) 
     targets = [Target("flops", share) for share in (0.9, 0.7, 0.5, 0.3)]
     shares = []
     for level in METHODS["fisher"].run(context, targets, set(targets)):
-        [found] = plans(level.analysis, level.ranking, context.cut(level.target))
+        [found] = plans(level.analysis, level.ranking, context.prune_settings(level.target))
         assert not (planted.analysis.cost.counts(found) % 8).any()
         shares.append(level.target.value)
     assert shares == [0.9, 0.7, 0.5, 0.3]

@@ -35,6 +35,7 @@ def test_wrong_command_lines_do_not_parse() -> None:
     assert sum(len(calls(page)) for page in PAGES) > 60
 
 
+@pytest.mark.slow
 def test_quick_start_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     commands = [line for line in lines(ROOT / "docs/quick-start.md") if line.startswith("legr ")]

@@ -193,15 +193,15 @@ def test_float16_goes_on_with_its_scale() -> None:
     )
     scaler = first._trainer.scaler
     scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**9})
-    line = first.advance(lambda _: None)
+    line = first.train_epoch(lambda _: None)
     for name, tensor in second.tensors().items():
         tensor.copy_(first.tensors()[name])
-    second.recall([line])
-    second.agree()
+    second.replay([line])
+    second.synchronize()
     assert second._trainer.scaler.get_scale() == scaler.get_scale() == 2.0**9
     for run in (first, second):
-        run.advance(lambda _: None)
-        assert run.over
+        run.train_epoch(lambda _: None)
+        assert run.is_finished
     assert same(first.model.state_dict(), second.model.state_dict())
 
 
@@ -221,7 +221,7 @@ def test_resume_of_a_training_that_is_done(pruned: Path, tmp_path: Path) -> None
     new = tensors(out)
     out.write_bytes(old)  # as if --force had been killed in its first epoch
     said = fails(*args, "--resume", "--lr", 0.3)
-    assert "is in the way, a network that this training did not write" in said
+    assert "already exists and was not written by this training" in said
     assert out.read_bytes() == old
     assert len(lines(out)) == 3
     assert not same(tensors(out), new)
@@ -290,13 +290,13 @@ def test_statistics_alone(pruned: Path, tmp_path: Path) -> None:
     assert all(n.endswith(("running_mean", "running_var", "batches_tracked")) for n in changed)
     assert said["settings"] == {"recipe": "bn-recalibrate", "seed": 0}
     assert "different training" in fails(*args[:-3], "--out", out, "--resume")
-    assert "leave --epochs out" in fails(*args, "--epochs", 3, "--force")
-    assert "leave --patience out" in fails(*args, "--patience", 0, "--force")
-    assert "leave --all-images out" in fails(*args, "--all-images", "--force")
-    assert "leave --teacher out" in fails(*args, "--teacher", pruned, "--force")
+    assert "remove --epochs" in fails(*args, "--epochs", 3, "--force")
+    assert "remove --patience" in fails(*args, "--patience", 0, "--force")
+    assert "remove --all-images" in fails(*args, "--all-images", "--force")
+    assert "remove --teacher" in fails(*args, "--teacher", pruned, "--force")
     fresh = ("finetune", "--arch", "digits_net:normless", "--data", "digits")
     other = tmp_path / "n.safetensors"
-    assert "name a CHECKPOINT" in fails(*fresh, "--bn-recalibrate", "--out", other)
+    assert "CHECKPOINT" in fails(*fresh, "--bn-recalibrate", "--out", other)
     legr(*fresh, "--epochs", 1, "--out", other)
     again = fails("finetune", other, *fresh[1:], "--bn-recalibrate", "--out", out, "--force")
     assert "has no BatchNorm" in again
@@ -330,6 +330,7 @@ def torchrun(*args: object) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_two_processes_end_as_one(pruned: Path, tmp_path: Path) -> None:
     """The same accuracy within noise; one process writes and prints; killed, it goes on."""
     alone, out = tmp_path / "alone.safetensors", tmp_path / "both.safetensors"
@@ -338,7 +339,7 @@ def test_two_processes_end_as_one(pruned: Path, tmp_path: Path) -> None:
     done = torchrun("-m", "legr_cli", *args, "--out", out)
     assert done.returncode == 0, done.stderr
     two = json.loads(done.stdout)
-    assert done.stderr.count("2 processes with 64 images each") == 1
+    assert done.stderr.count("2 processes with 64 images per batch each") == 1
     assert abs(one["test"]["accuracy"] - two["test"]["accuracy"]) < 0.05
     assert two["test"]["images"] == 360
     again = json.loads(legr("evaluate", out, *TUNE, "--json"))["scores"][0]
@@ -349,9 +350,9 @@ def test_two_processes_end_as_one(pruned: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (9, "--batch-size 9 is shared by 4 processes: pass a multiple of 4, from 8 on"),
-        (4, "--batch-size 4 is shared by 4 processes: pass a multiple of 4, from 8 on"),
-        (2000, "--batch-size 2000 is more than the 1295 training images: pass less"),
+        (9, "--batch-size 9 .*a multiple of 4, at least 8"),
+        (4, "--batch-size 4 .*a multiple of 4, at least 8"),
+        (2000, "--batch-size 2000 is larger than .*1295"),
     ],
 )
 def test_batches_that_processes_cannot_share(batch: int, message: str) -> None:
@@ -369,25 +370,26 @@ from legr_cli.models.checkpoints import fingerprint
 from legr_cli.data.dataset import open_data
 from legr_cli.training.run import Run
 from legr_cli.training.recipes import settings_of
-from legr_cli.training.process_group import assembled
+from legr_cli.training.process_group import process_group
 
 torch.set_num_threads(1)
 found = {}
-with assembled("cpu") as group:
+with process_group("cpu") as group:
     for arch in ("digits_net:build", "digits_net:normless"):
         data = open_data("digits", (3, 32, 32), seed=0)
         settings = settings_of("quick", epochs=2, ema=0.9 if arch.endswith("build") else 0.0)
         run = Run(build(Arch(arch), group.rank), data, settings, group)
-        run.agree()
-        while not run.over:
-            run.advance(lambda _: None)
-        found[arch] = fingerprint(run.model), fingerprint(run.result), run.standing
+        run.synchronize()
+        while not run.is_finished:
+            run.train_epoch(lambda _: None)
+        found[arch] = fingerprint(run.model), fingerprint(run.result), run.best_so_far
         torch.save(run.model.state_dict(), f"{sys.argv[1]}/{arch}.{group.size}.{group.rank}.pt")
 with open(f"{sys.argv[1]}/{group.size}.{group.rank}.json", "w") as file:
     json.dump(found, file)
 """
 
 
+@pytest.mark.slow
 def test_both_processes_have_the_same_weights(tmp_path: Path) -> None:
     """The second begins with others; without BatchNorm they are those of one process, too."""
     script = tmp_path / "ranks.py"
@@ -412,7 +414,7 @@ def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
     args = ("finetune", "--arch", "digits_net:normless", "--input", "3x32x32", "--data", "digits")
     args = (*args, "--epochs", 40, "--lr", 400, "--warmup", 0.95, "--out", out)
     said = fails(*args)
-    assert "the loss is no number any more in epoch" in said
+    assert "the loss became NaN or infinite in epoch" in said
     assert "a lower --lr than 400 or --clip 1" in said
     done = len(lines(out)) - 1
     assert 1 <= done < 40
@@ -430,7 +432,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     printed, said = process.communicate(timeout=30)
     assert (process.returncode, printed) == (130, "")
     last = said.strip().splitlines()[-1]
-    assert last.startswith("legr: stopped after ")
+    assert last.startswith("legr: interrupted after ")
     assert last.endswith(f"--out {out} --resume")
     assert "Traceback" not in said
 
@@ -472,7 +474,7 @@ def test_a_full_disk_at_a_checkpoint(pruned: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=alone)
     assert done.returncode == 1, done.stderr
     said = done.stderr.strip().splitlines()[-1]
-    assert "the state after epoch 2 is kept; make room and go on with --resume" in said
+    assert "the state after epoch 2 is kept; free some space and pass --resume" in said
     assert "Traceback" not in done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"t.state", "t.epochs.jsonl"}
     legr(*args, out, "--resume")
@@ -481,12 +483,12 @@ def test_a_full_disk_at_a_checkpoint(pruned: Path, tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
-    "no network": ((), "name a CHECKPOINT, or an --arch to train from scratch"),
+    "no network": ((), "pass a CHECKPOINT, or --arch"),
     "recipe": (("--recipe", "fast"), "--recipe fast: expected quick, cifar"),
     "epochs": (("--epochs", "0"), "--epochs must be at least 1, got 0"),
-    "cuda": (("--device", "cuda"), "--device cuda: torch sees 0 CUDA devices here"),
-    "both": (("--resume", "--force"), "--resume and --force exclude each other"),
-    "temperature": (("--temperature", "2"), "--temperature is about a teacher"),
+    "cuda": (("--device", "cuda"), "--device cuda: torch finds 0 CUDA devices"),
+    "both": (("--resume", "--force"), "--resume and --force cannot be combined"),
+    "temperature": (("--temperature", "2"), "--temperature requires --teacher"),
     "teacher": (("--teacher", "nowhere.pth"), "--teacher: nowhere.pth does not exist"),
     "batch": (("--batch-size", "1"), "--batch-size must be at least 2, got 1"),
     "data": (("--data", "folder:nowhere"), "nowhere"),
@@ -513,14 +515,14 @@ def test_classes_unlike_the_data(weights: Path, pruned: Path, tmp_path: Path) ->
             paint(tmp_path / "three" / "train" / str(label) / f"{row}.png", seed=9 * label + row)
     data, out = f"folder:{tmp_path / 'three'}", tmp_path / "t.safetensors"
     said = fails("finetune", pruned, *TUNE[:2], "--data", data, "--out", out)
-    assert "the network tells 10 classes apart" in said
-    assert "has 3" in said
+    assert "the network has 10 outputs" in said
+    assert "has 3 classes" in said
     fresh = ("--arch", "resnet20", "--data", data, "--out", out)
     said = fails("finetune", *fresh, "--teacher", weights, "--teacher-arch", "digits_net:build")
     assert said.startswith("legr: --teacher: ")
     assert "10x48 in the file, 3x48 in the network" in said
     said = fails("finetune", *fresh, "--teacher", "random:resnet32")
-    assert "--teacher: the network tells 10 classes apart" in said
+    assert "--teacher: the network has 10 outputs" in said
     (tmp_path / "three" / "train" / "1" / "2.png").write_bytes(b"no image")
     said = fails("finetune", *fresh)
     assert "2.png is not a readable image" in said
@@ -561,7 +563,7 @@ def test_a_state_that_is_damaged_or_of_another_training(pruned: Path, tmp_path: 
     state.write_bytes(b"x" * 100)
     assert "t.state is damaged" in fails(*args, "--resume")
     state.write_bytes(pruned.read_bytes())
-    assert "t.state is no training that this legr reads" in fails(*args, "--resume")
+    assert "t.state is not a state file" in fails(*args, "--resume")
     state.unlink()
     out.unlink()
     legr(*args, "--resume")  # nothing to go on from: all of it again
@@ -580,6 +582,7 @@ def test_the_recipes_are_shown() -> None:
     assert max(map(len, table.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_compiled(tmp_path: Path) -> None:
     """The same weights as without, to rounding; only where there is a compiler."""
     if not shutil.which("g++"):
@@ -615,11 +618,11 @@ def test_amp_is_left_out_where_it_does_not_help(
     args = ["finetune", str(pruned), *TUNE, "--epochs", "1", "--amp", "--out", str(out)]
     result = runner.invoke(app, args)
     assert result.exit_code == 0, result.output
-    assert "--amp would be slower on this cpu: it is left out" in result.stderr
+    assert "ignoring --amp" in result.stderr
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True}, raising=False)
     result = runner.invoke(app, [*args, "--force"])
     assert result.exit_code == 0, result.output
-    assert "left out" not in result.stderr
+    assert "ignoring" not in result.stderr
     assert open_network(str(out), "digits_net:build").notes["training"]["settings"]["amp"]
 
 
@@ -634,11 +637,11 @@ def test_frozen_weights_stay_frozen(tmp_path: Path) -> None:
 
 
 ODD = {
-    "tuple_in_training": "the network cannot be trained: 'tuple' object has no attribute 'float'",
-    "parameterless": "the network has no parameters: there is nothing to train",
+    "tuple_in_training": "the network cannot be trained: ",
+    "parameterless": "the network has no parameters to train",
     "detached": "the network cannot be trained: element 0 of tensors does not require grad",
-    "with_extra_state": "the network keeps more than tensors in its state: '_extra_state'",
-    "raising": "the network fails on images of 2x3x32x32: 'boom'",
+    "with_extra_state": "'_extra_state' in the network's state dict is not a tensor",
+    "raising": "the network fails on images of shape 2x3x32x32: 'boom'",
 }
 
 
@@ -678,7 +681,7 @@ def test_a_state_is_checked_before_it_is_used(
         assert runner.invoke(app, args).exit_code == 130
     journal, state = out.with_suffix(".epochs.jsonl"), out.with_suffix(".state")
     text, packed = journal.read_text(), state.read_bytes()
-    for change in ('"seconds": "x"', '"seconds": 1e999', '"loss": []', '"accuracy": 2'):
+    for change in ('"seconds": "x"', '"seconds": 1e999', '"loss": []', '"accuracy": 1e999'):
         key = change.split(":")[0]
         header, first, *rest = text.splitlines()
         broken = re.sub(rf"{key}: [^,}}]+", change, first)
@@ -688,7 +691,7 @@ def test_a_state_is_checked_before_it_is_used(
     journal.write_text(re.sub(r'"before": {[^}]*}', '"before": null', text, count=1))
     assert "is not a legr-epochs file" in fails(*args, "--resume")
     journal.write_text(text.splitlines()[0] + "\n")
-    assert "is not of the training in t.epochs.jsonl" in fails(*args, "--resume")
+    assert "does not belong to the training in t.epochs.jsonl" in fails(*args, "--resume")
     journal.write_text(text)
     with safe_open(state, "pt") as file:
         notes = file.metadata()
@@ -696,7 +699,7 @@ def test_a_state_is_checked_before_it_is_used(
     other = {"model.0.weight": torch.zeros(2), "best.0.weight": found["best.0.weight"].double()}
     for name, tensor in other.items():
         save_file({**found, name: tensor}, state, notes)
-        assert f"does not fit this network at '{name}'" in fails(*args, "--resume")
+        assert f"does not match this network at '{name}'" in fails(*args, "--resume")
     state.write_bytes(packed)
     legr(*args, "--resume")
     assert [line["epoch"] for line in lines(out)[1:]] == [1, 2, 3, 4, 5]

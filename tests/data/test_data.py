@@ -16,7 +16,8 @@ from torchvision.transforms import v2
 
 from legr_cli.data import pixels
 from legr_cli.data.batches import Serving, crop_and_flip, endless, in_order, shuffled
-from legr_cli.data.dataset import Data, open_data, parse_statistics, split_off
+from legr_cli.data.dataset import Data, open_data, split_off
+from legr_cli.data.feed import parse_statistics
 from legr_cli.errors import DataError, SettingError
 from legr_cli.settings import Pictures
 
@@ -231,7 +232,7 @@ def test_decoded_images_are_kept_shared_and_renewed(tmp_path: Path) -> None:
     assert np.array_equal(
         pickle.loads(pickle.dumps(first.train)).pixels.array, first.train.pixels.array
     )
-    carried = pickle.loads(pickle.dumps(first.validation.carried()))
+    carried = pickle.loads(pickle.dumps(first.validation.self_contained()))
     assert carried.pixels.array.shape == (3, 3, 32, 32)
     assert first.card == again.card
     paint(tmp_path / "train" / "cat" / "000.png", seed=77)

@@ -1,4 +1,4 @@
-"""`legr bench`, end to end."""
+"""`legr bench`, end to end, and the files it reads."""
 
 import json
 import math
@@ -19,8 +19,10 @@ from running import fails, legr, runner, spawn
 
 import legr_cli
 from legr_cli.cli import app
-from legr_cli.deploy.bench import Asked, Point, fitted_slope, read_bench
+from legr_cli.deploy.bench_json import read_bench
+from legr_cli.deploy.bench_models import BenchModels
 from legr_cli.deploy.board import Board, here
+from legr_cli.deploy.slope import Point, fitted_slope
 from legr_cli.models.network import open_network
 
 QUICK = ("--seconds", 0.05)
@@ -48,6 +50,7 @@ def measured(nets: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_formats_mix(nets: Path, measured: Path) -> None:
     """A file that says what it is speaks for the checkpoint that does not."""
     found = json.loads(measured.read_text())
@@ -92,33 +95,35 @@ def test_what_was_measured_is_shown_again(measured: Path, tmp_path: Path) -> Non
 
 def test_damaged_measurements_are_refused(measured: Path, tmp_path: Path) -> None:
     good, path = json.loads(measured.read_text()), tmp_path / "b.json"
-    for key, value, words in (
-        ("format", "other", 'has no "format": "legr-bench"'),
-        ("version", 2, "this legr reads 1"),
-        ("models", [], "its models are not what legr writes"),
-        ("models", [{**good["models"][0], "ratio": "1"}], "its models are not what legr writes"),
-        ("models", good["models"] * 2, "no names to tell them by"),
-        ("models", [{**good["models"][0], "flops": 10**400}], "is no number of a measurement"),
-        ("models", [{**good["models"][0], "ratio": 1e308}], "is no number of a measurement"),
-        ("against", [], "no names to tell them by"),
-        ("device", None, "its device is not"),
-        ("device", {"pinned": 3}, "its device is not"),
-        ("device", {"temperature_c": ["a", "b"]}, "its device is not"),
-        ("device", {"cpu": 5}, "its device is not"),
-        ("settings", None, "no notes or no settings"),
-        ("extra", math.nan, "is no number of a measurement"),
+    row = good["models"][0]
+    for key, value, problem in (
+        ("format", "other", "not a measurement"),
+        ("version", 2, "version 2; this legr reads 1"),
+        ("models", [], "models"),
+        ("models", [{**row, "ratio": "1"}], "models"),
+        ("models", good["models"] * 2, "same name"),
+        ("models", [{**row, "flops": 10**400}], "out of range"),
+        ("models", [{**row, "ratio": 1e308}], "out of range"),
+        ("against", [], "against"),
+        ("device", None, "device"),
+        ("device", {"pinned": 3}, "device"),
+        ("device", {"temperature_c": ["a", "b"]}, "device"),
+        ("device", {"cpu": 5}, "device"),
+        ("settings", None, "settings"),
+        ("extra", math.nan, "out of range"),
     ):
         path.write_text(json.dumps({**good, key: value}))
-        assert words in fails("bench", path)
+        with pytest.raises(legr_cli.LegrError, match=f"{path}.*{problem}"):
+            read_bench(path)
     path.write_text("{")
-    assert "no readable JSON" in fails("bench", path)
+    assert "not readable JSON" in fails("bench", path)
     assert "does not exist" in fails("bench", tmp_path / "no.json")
     odd = {**good["device"], "cpu": "\x1b[2Jx $\\frac{$"}
     path.write_text(json.dumps({**good, "device": odd}))
     assert "?[2Jx" in legr("bench", path, "--plot", tmp_path / "p.png")
     path.write_text(json.dumps(good))
-    assert "measured before" in fails("bench", path, "--ssh", "somewhere")
-    assert "name networks, or measurements" in fails("bench", path, "random:resnet20")
+    assert "--ssh has no effect" in fails("bench", path, "--ssh", "somewhere")
+    assert "b.json is a measurement" in fails("bench", path, "random:resnet20")
 
 
 def test_a_line_through_points() -> None:
@@ -131,7 +136,7 @@ def test_a_line_through_points() -> None:
 
 
 def test_names_are_short_where_they_differ() -> None:
-    names = Asked(("a/x.onnx", "b/x.onnx", "c/y.onnx", "random:resnet20")).names()
+    names = BenchModels(("a/x.onnx", "b/x.onnx", "c/y.onnx", "random:resnet20")).short_names()
     assert list(names.values()) == ["a/x.onnx", "b/x.onnx", "y.onnx", "random:resnet20"]
 
 
@@ -140,7 +145,7 @@ def test_a_bundle_measures_by_itself(nets: Path, tmp_path: Path) -> None:
     printed = legr("bench", nets / "small.onnx", "random:resnet20", "--bundle", folder)
     assert set(printed.split()) == {str(path) for path in folder.iterdir()}
     readme = (folder / "README.md").read_text()
-    assert len(readme.splitlines()) == 3
+    assert 'onnxruntime.InferenceSession("small.onnx")' in readme
     assert "python3 legr_bench.py small.onnx random-resnet20.onnx > bench.json" in readme
     command = [sys.executable, "legr_bench.py", "small.onnx", "random-resnet20.onnx"]
     command += ["--seconds", "0.05"]
@@ -150,7 +155,9 @@ def test_a_bundle_measures_by_itself(nets: Path, tmp_path: Path) -> None:
     assert "random-resnet20.onnx" in table
     assert "40.9" in table
     assert "is a file: name a folder" in fails("bench", "x.onnx", "--bundle", nets / "dense.pth")
-    assert "leave --out" in fails("bench", "x.onnx", "--bundle", folder, "--ssh", "somewhere")
+    assert "--bundle does not measure" in fails(
+        "bench", "x.onnx", "--bundle", folder, "--ssh", "somewhere"
+    )
 
 
 def test_names_and_options_in_a_bundle(tmp_path: Path) -> None:
@@ -185,7 +192,7 @@ def test_a_board_needs_no_torch(nets: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "small.onnx" in done.stdout
     for words, said in (
-        (("bench", "random:resnet20"), "has to be exported first, which needs torch"),
+        (("bench", "random:resnet20"), "must be exported first, which needs torch"),
         (("prune", "random:resnet20", "--flops", "0.5", "--out", "x.safetensors"), "needs torch"),
     ):
         done = subprocess.run(
@@ -271,7 +278,7 @@ def test_networks_that_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.Mo
     assert "pass their size with --input" in fails("bench", "random:resnet20", "--input", "3x32")
     legr("bench", "random:benched:small", "--input", "3x16x16", *QUICK)  # half precision
     said = fails("bench", "random:benched:Random", "--input", "3x16x16", *QUICK)
-    assert "benched:Random gives something else in ONNX Runtime than in torch" in said
+    assert "benched:Random has a different output in ONNX Runtime than in torch" in said
     result = runner.invoke(app, ["bench", "random:benched:Choosing", "--input", "3x16x16"])
     assert result.exit_code == 1
     assert "torch cannot export benched:Choosing to ONNX: " in result.stderr
@@ -327,7 +334,7 @@ def test_names_are_no_markup(tmp_path: Path) -> None:
         (("--threads", 0), "--threads must be at least 1, got 0"),
         (("--seconds", 0), "--seconds must be at least 0.01, got 0.0"),
         (("--seconds", "nan"), "--seconds must be at least 0.01"),
-        (("--threads", 1024), "--threads 1024: there are "),
+        (("--threads", 1024), "--threads 1024: only "),
         (("--core", 99_999), "--core 99999: expected one of "),
         (("--out", "x.txt"), "name a file that ends in .json"),
         (("--plot", "x.gif"), "name a file that ends in .svg, .png or .pdf"),
@@ -377,7 +384,7 @@ def test_ctrl_c_shows_what_there_is(nets: Path, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "small.onnx" in printed
     assert "half.onnx" in printed
-    assert said.strip().splitlines()[-1].startswith("legr: stopped: these are the runs until then")
+    assert said.strip().splitlines()[-1].startswith("legr: interrupted: ")
     assert not out.exists()
 
 

@@ -83,7 +83,7 @@ def test_parent_is_the_fittest_of_a_sample_and_the_oldest_goes() -> None:
     settings = Search(candidates=40, population=8, sample=8)  # the sample is all of the pool
     table = np.random.default_rng(0).random(40)
     evolution, asked = run(settings, lambda c: Fitness(float(table[c.number]), 0.0))
-    assert [c.number for c, _ in evolution.pool] == list(range(32, 40))
+    assert [c.number for c, _ in evolution.population] == list(range(32, 40))
     for candidate in asked[8:]:
         alive = range(max(0, candidate.number - 8), candidate.number)
         assert candidate.parent == max(alive, key=lambda number: table[number])
@@ -97,7 +97,7 @@ def test_ties_go_to_the_lower_loss() -> None:
 
 def test_steps_shrink_in_a_straight_line() -> None:
     evolution = Evolution(SPREAD, LEVEL, Search(candidates=101, sigma=1.0, sigma_end=0.2), None)
-    assert [evolution.step(n) for n in (0, 50, 100)] == pytest.approx([1.0, 0.6, 0.2])
+    assert [evolution.sigma(n) for n in (0, 50, 100)] == pytest.approx([1.0, 0.6, 0.2])
 
 
 def test_sizes_of_a_change() -> None:

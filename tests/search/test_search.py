@@ -21,7 +21,7 @@ from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch
 from legr_cli.pruning import Analysis, analyze
 from legr_cli.ranking import level
-from legr_cli.search.evaluator import Cuts, Outcome
+from legr_cli.search.evaluator import Outcome, Plans
 from legr_cli.search.explorers import evolution
 from legr_cli.search.history import HISTORY
 from legr_cli.search.run import SearchResult, search
@@ -47,7 +47,7 @@ def analysis() -> Analysis:
     return analyze(Network(nets.enliven(net), Arch("tiny"), (3, 16, 16)))
 
 
-def reach(cuts: Cuts) -> list[Outcome]:
+def reach(cuts: Plans) -> list[Outcome]:
     """Accuracies that depend on the kept units alone."""
     made = []
     for kept in cuts:
@@ -57,7 +57,7 @@ def reach(cuts: Cuts) -> list[Outcome]:
 
 
 def worker_pool(
-    call: Callable[[Cuts], list[Outcome]] = reach, executor: Executor | None = None
+    call: Callable[[Plans], list[Outcome]] = reach, executor: Executor | None = None
 ) -> WorkerPool:
     return WorkerPool(lambda: (executor or InProcess(), call, ()))
 
@@ -87,7 +87,7 @@ def test_same_answer_whatever_finishes_first(analysis: Analysis, tmp_path: Path)
     for seed in range(3):
         rng, lock, running, most = np.random.default_rng(seed), threading.Lock(), [0], [0]
 
-        def late(cuts: Cuts, rng=rng, lock=lock, running=running, most=most) -> list[Outcome]:
+        def late(cuts: Plans, rng=rng, lock=lock, running=running, most=most) -> list[Outcome]:
             with lock:
                 delay = rng.random() / 10
                 running[0] += 1
@@ -124,7 +124,7 @@ def test_a_candidate_sees_only_results_up_to_w_before_it(
 def test_a_plan_is_not_tried_twice(analysis: Analysis, tmp_path: Path) -> None:
     tried: list[str] = []
 
-    def note(cuts: Cuts) -> list[Outcome]:
+    def note(cuts: Plans) -> list[Outcome]:
         tried.append(str([kept.tolist() for kept in cuts]))
         return reach(cuts)
 
@@ -149,7 +149,7 @@ def test_several_shares_count_alike(analysis: Analysis, tmp_path: Path) -> None:
     settings = replace(SETTINGS, flops=(0.5, 0.8), candidates=30)
     seen: list[list[int]] = []
 
-    def note(cuts: Cuts) -> list[Outcome]:
+    def note(cuts: Plans) -> list[Outcome]:
         seen.append([int(kept.sum()) for kept in cuts])
         return [Outcome(0.2, 1.0, 0.1, 0.05, 0.05), Outcome(0.2 + len(seen) / 100, 3.0, 1, 0.5, 0)]
 
@@ -206,15 +206,15 @@ def test_a_candidate_that_kills_four_workers_ends_the_search(
 
 
 def test_an_error_of_a_candidate_is_not_hidden(analysis: Analysis, tmp_path: Path) -> None:
-    def wrong(cuts: Cuts) -> list[Outcome]:
+    def wrong(cuts: Plans) -> list[Outcome]:
         raise ZeroDivisionError("of the test")
 
-    with pytest.raises(SearchError, match="candidate 0 cannot be tried: ZeroDivisionError: of the"):
+    with pytest.raises(SearchError, match="candidate 0 failed: ZeroDivisionError: of the test"):
         run(analysis, tmp_path / "h.jsonl", worker_pool(wrong))
 
 
 def test_a_loss_that_is_no_number_ranks_last(analysis: Analysis, tmp_path: Path) -> None:
-    def diverged(cuts: Cuts) -> list[Outcome]:
+    def diverged(cuts: Plans) -> list[Outcome]:
         return [Outcome(0.1, float("nan"), 0.1, 0.1, 0.1)]
 
     found = run(analysis, tmp_path / "h.jsonl", worker_pool(diverged))
@@ -238,7 +238,7 @@ def test_a_finished_search_is_not_repeated(analysis: Analysis, tmp_path: Path) -
     path = tmp_path / "h.jsonl"
     wanted = rows(run(analysis, path, worker_pool()))
 
-    def never(cuts: Cuts) -> list[Outcome]:
+    def never(cuts: Plans) -> list[Outcome]:
         raise AssertionError("nothing is left to try")
 
     assert rows(run(analysis, path, worker_pool(never), resume=True)) == wanted
@@ -284,7 +284,7 @@ def test_damage_is_named(analysis: Analysis, tmp_path: Path) -> None:
         {**json.loads(lines[3]), **change}
         for change in (
             {"accuracy": "x"},
-            {"accuracy": 7},
+            {"accuracy": float("inf")},
             {"loss": "1"},
             {"candidate": -1},
             {"candidate": True},
@@ -313,7 +313,7 @@ def test_a_changed_history_is_refused(analysis: Analysis, tmp_path: Path) -> Non
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[3]["alpha"][0] += 0.5
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(SearchError, match="candidate 2 is not what its seed gives"):
+    with pytest.raises(SearchError, match=r"candidate 2 in the history differs.*--force"):
         run(analysis, path, worker_pool(), settings, resume=True)
 
 

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from legr_cli.data.dataset import Feed
+from legr_cli.data.feed import Feed
 from legr_cli.errors import SettingError
 from legr_cli.settings import Training, parse_drops
 from legr_cli.training.ema import ema_model
 from legr_cli.training.loop import Trainer, sgd, train
 from legr_cli.training.objective import objective, teacher_from
 from legr_cli.training.recipes import RECIPES, rate, settings_of
+from legr_cli.training.scores import CLASSIFICATION
 
 SCHEDULES = {  # recipe → epochs, and the learning rate in these (counted from 0)
     "cifar-train": (
@@ -125,7 +126,7 @@ def plain(**given: object) -> Training:
 def test_label_smoothing() -> None:
     """Logits (ln 3, 0), label 0: p = (3/4, 1/4). With ε = 0.2 the label is (0.9, 0.1)."""
     logits, labels = torch.tensor([[math.log(3), 0.0]]), torch.tensor([0])
-    loss = objective(plain(label_smoothing=0.2), None)(logits, logits, labels)
+    loss = objective(plain(label_smoothing=0.2), None, CLASSIFICATION)(logits, logits, labels)
     assert loss.item() == pytest.approx(-0.9 * math.log(0.75) - 0.1 * math.log(0.25))
 
 
@@ -133,11 +134,11 @@ def test_distillation() -> None:
     """T = 2: the network's p = (√3, 1) / (√3 + 1), the teacher's q = (1/2, 1/2); weight 0.3."""
     logits, labels = torch.tensor([[math.log(3), 0.0]]), torch.tensor([0])
     settings = plain(teacher_weight=0.3, temperature=2.0)
-    loss = objective(settings, lambda images: torch.zeros_like(images))(logits, logits, labels)
+    loss = objective(settings, torch.zeros_like, CLASSIFICATION)(logits, logits, labels)
     p = math.sqrt(3) / (math.sqrt(3) + 1)
     kl = 0.5 * math.log(0.5 / p) + 0.5 * math.log(0.5 / (1 - p))
     assert loss.item() == pytest.approx(-0.7 * math.log(0.75) + 0.3 * 4 * kl, rel=1e-5)
-    same = objective(plain(teacher_weight=1.0), lambda images: images)(logits, logits, labels)
+    same = objective(plain(teacher_weight=1.0), lambda x: x, CLASSIFICATION)(logits, logits, labels)
     assert same.item() == pytest.approx(0, abs=1e-7)
 
 

@@ -1,0 +1,49 @@
+"""Run a network in evaluation mode, with a fixed seed or without its own noise."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from legr_cli.channels.calls import RANDOM
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch `model` to evaluation mode without gradients, and restore its modes afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextlib.contextmanager
+def fixed_seed() -> Iterator[None]:
+    """Fix the random state, for networks that draw random numbers even in evaluation mode."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+class WithoutNoise(TorchFunctionMode):
+    """Networks that draw random numbers even in evaluation mode draw nothing in this block.
+
+    A smaller network draws other numbers, so the two could not be compared.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if "dropout" in name:
+            return kwargs["input"] if "input" in kwargs else args[0]
+        result = func(*args, **kwargs)
+        return result.fill_(0.5) if name.rstrip("_") in RANDOM else result

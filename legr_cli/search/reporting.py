@@ -1,0 +1,60 @@
+"""Progress events of a search, and the messages before it starts."""
+
+from collections.abc import Callable
+
+from legr_cli.data.dataset import described, doubts
+from legr_cli.journal import Line
+from legr_cli.progress import Message, Progress, Report, resume_text
+from legr_cli.search.run import SearchProgress
+from legr_cli.search.setup import SearchSetup
+from legr_cli.targets import percents
+from legr_cli.training.scores import format_score
+
+
+def progress_callback(setup: SearchSetup, progress: Report) -> Callable[[SearchProgress], None]:
+    """A callback that reports a search as progress events."""
+    total, classes = setup.settings.candidates, len(setup.data.classes)
+
+    def on_progress(state: SearchProgress) -> None:
+        best, latest = state.best, state.latest
+        facts = [
+            f"best {format_score(setup.task, best['accuracy'])} (#{best['candidate'] + 1})",
+            f"latest {format_score(setup.task, latest['accuracy'])}",
+        ]
+        if state.cached:
+            facts.append(f"{state.cached} repeats")
+        title, milestone = f"candidate {state.done}/{total}", state.done in (1, total)
+        progress(Progress(state.done, total, title, tuple(facts), milestone, state.recorded))
+        lowest = min(latest.get("each", [latest["accuracy"]]))
+        if state.done == 1 and classes and lowest < 2 / classes:
+            progress(
+                Message(
+                    "this is close to chance, so fitness says little: try a higher --flops, more "
+                    "--steps or --fitness finetune"
+                )
+            )
+
+    return on_progress
+
+
+def opening_messages(setup: SearchSetup, dense: Line, recorded: int, resume: bool) -> list[str]:
+    """What is searched and how, and warnings about likely mistakes."""
+    total, classes = setup.settings.candidates, len(setup.data.classes)
+    messages = [
+        f"{setup.analysis.network.arch} on {setup.data.feed}: "
+        f"{format_score(setup.task, dense['accuracy'])} on {dense['images']} validation images, "
+        "which legr never trains on",
+        *described(setup.data, training=setup.settings.fitness == "finetune"),
+        *doubts(setup.data),
+    ]
+    if classes and dense["accuracy"] < 1.5 / classes:
+        messages.append(
+            "this is no better than chance: are --data, --normalize, --input and the checkpoint "
+            "right?"
+        )
+    if recorded == total:
+        messages.append(f"all {total} candidates are in the history: nothing left to evaluate")
+    elif resume:
+        messages.append(resume_text(recorded, total, "candidates"))
+    flops = percents(setup.settings.flops)
+    return [*messages, f"candidates are compared at {flops} of the FLOPs"]
