@@ -32,7 +32,8 @@ from legr_cli.search.setup import check_fitness
 from legr_cli.settings import Compare, Pictures, given
 from legr_cli.targets import Target
 from legr_cli.training.devices import amp_helps, choose
-from legr_cli.training.inputs import Images, as_images, check_outputs, images_for, in_memory_format
+from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
+from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.recipes import settings_of
 
 
@@ -204,9 +205,8 @@ def _run_and_write(
     with journal(path, COMPARISON, header, resume, force) as book:
         if force:
             _delete_results(folder)
-        about_data = [*described(data, training=True), *doubts(data)]
         opening = _opening_messages(run, dense, list(book.lines.values()), total)
-        for text in [*opening, *about_data]:
+        for text in (*opening, *described(data, training=True), *doubts(data)):
             progress(Message(text))
 
         def report(done: int, piece: Piece, text: str) -> None:

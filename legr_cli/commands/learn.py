@@ -158,14 +158,8 @@ def learn(
             command=command_line(),
             progress=display.report,
         )
-    words = {
-        "--arch": arch,
-        "--weights": weights,
-        "--classes": classes,
-        "--input": input_shape,
-        "--ranking": out,
-    }
-    show_learned(result, out, _prune_command(checkpoint, words), as_json)
+    named = {"arch": arch, "weights": weights, "classes": classes, "input": input_shape}
+    show_learned(result, out, _prune_command(checkpoint, {**named, "ranking": out}), as_json)
 
 
 def _settings(given: dict[str, Any]) -> "Search":
@@ -182,9 +176,9 @@ def _settings(given: dict[str, Any]) -> "Search":
     )
 
 
-def _prune_command(checkpoint: str, words: dict[str, Any]) -> str:
+def _prune_command(checkpoint: str, named: dict[str, Any]) -> str:
     """The command that prunes by the new ranking, to show as the next step."""
-    given = [str(word) for pair in words.items() if pair[1] for word in pair]
+    given = [word for name, value in named.items() if value for word in (f"--{name}", str(value))]
     return shlex.join(
         ["legr", "prune", checkpoint, *given, "--flops", "0.2:0.8:0.1", "--out", "nets"]
     )

@@ -47,7 +47,7 @@ class DatasetKind:
     """How to read one kind of dataset, and the defaults that suit it."""
 
     read: Callable[[Path], Source]
-    statistics: str  # key of `dataset.STATISTICS`, the default of --normalize
+    statistics: str  # key of `feed.STATISTICS`, the default of --normalize
     flip: bool = True  # whether a horizontal flip keeps the class
     augment: bool = True  # whether training crops and flips by default
     layout: str = ""  # expected content of the folder; empty: bundled with legr, no folder

@@ -23,7 +23,8 @@ from legr_cli.search.setup import SearchSetup, check_settings
 from legr_cli.search.workers import dask_client
 from legr_cli.settings import Pictures, Search, given
 from legr_cli.training.devices import amp_helps, choose
-from legr_cli.training.inputs import Images, as_images, check_outputs, images_for, in_memory_format
+from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
+from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Task, task_for
 
 

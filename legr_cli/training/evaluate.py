@@ -16,14 +16,9 @@ from legr_cli.models.network import Network, as_network
 from legr_cli.settings import Pictures
 from legr_cli.training import loop
 from legr_cli.training.devices import choose
-from legr_cli.training.inputs import (
-    Images,
-    as_images,
-    check_outputs,
-    images_for,
-    in_memory_format,
-)
+from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
 from legr_cli.training.loop import recalibrate
+from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Task, finite_or_none, task_for
 
 SPLITS = ("test", "val")

@@ -1,6 +1,5 @@
 """Load the inputs of training and evaluation: a network, matching images, and a teacher."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from legr_cli.channels.structures import tensors
 from legr_cli.channels.switches import evaluating
 from legr_cli.data.batches import Serving, in_order
 from legr_cli.data.class_order import comparable, in_network_order, valid_names
@@ -19,6 +17,7 @@ from legr_cli.errors import DataError, LegrError, ModelError, SettingError
 from legr_cli.models.network import Network, open_network, with_new_head
 from legr_cli.settings import Pictures
 from legr_cli.training.loop import forward
+from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.scores import CLASSIFICATION, Task
 
@@ -134,34 +133,6 @@ def class_names(network: Network) -> tuple[str, ...]:
         outputs = forward(network.model, torch.zeros(2, *network.input_shape))
     is_list = isinstance(outputs, Tensor) and outputs.ndim == 2
     return valid_names(note, outputs.shape[1]) if is_list else ()
-
-
-def in_memory_format(model: nn.Module, data: Data) -> Data:
-    """The data in the memory format that suits a network: channels last, unless that fails.
-
-    `x.view(len(x), -1)` after a convolution needs contiguous tensors.
-    """
-    shape = data.feed.shape
-    if _runs(model, shape, torch.channels_last) or not _runs(model, shape, torch.contiguous_format):
-        return data  # a network that always fails has another error
-    return replace(data, feed=replace(data.feed, channels_last=False))
-
-
-def _runs(model: nn.Module, shape: tuple[int, ...], memory_format: torch.memory_format) -> bool:
-    """Whether a copy of a network runs forward and, in training, forward and backward."""
-    try:
-        trial = copy.deepcopy(model).to(memory_format=memory_format)  # type: ignore[call-overload]
-        images = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
-        if images.ndim == 4:
-            images = images.contiguous(memory_format=memory_format)
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            trial.eval()(images)
-            outputs = [out for out in tensors(trial.train()(images)) if out.requires_grad]
-            if outputs:
-                torch.stack([out.float().sum() for out in outputs]).sum().backward()
-    except Exception:
-        return False
-    return True
 
 
 def open_network_and_data(

@@ -15,7 +15,7 @@ from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import Network
 from legr_cli.settings import Training
 from legr_cli.training.devices import half_precision
-from legr_cli.training.inputs import in_memory_format
+from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.objective import Teacher, teacher_from
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.resume import run_key

@@ -25,7 +25,7 @@ from legr_cli.errors import DataError, SettingError
 from legr_cli.models.card import Card, attach_card, card_of
 from legr_cli.models.registry import Arch
 from legr_cli.settings import Pictures
-from legr_cli.training.inputs import in_memory_format
+from legr_cli.training.memory_format import in_memory_format
 
 CPU = torch.device("cpu")
 BILINEAR = Image.Resampling.BILINEAR
