@@ -286,7 +286,7 @@ def test_a_recorded_crop_that_arrays_do_not_allow() -> None:
 def test_bad_arguments() -> None:
     images = torch.rand(4, 3, 32, 32), torch.arange(4) % 3
     for given in ({"resize": "pad"}, {"crop": 0.9}, {"ignore_class_names": True}):
-        with pytest.raises(SettingError, match="are for a SPEC"):
+        with pytest.raises(SettingError, match="need a SPEC"):
             legr_cli.evaluate(small(), images, **given)
     for given in ({"flip": "yes"}, {"crop": "half"}, {"crop": float("nan")}, {"crop": True}):
         with pytest.raises(SettingError):
