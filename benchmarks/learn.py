@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 
 from legr_cli.data.batches import Serving, endless, shuffled
-from legr_cli.data.dataset import open_data, parse_statistics
+from legr_cli.data.dataset import open_data
+from legr_cli.data.feed import parse_statistics
 from legr_cli.journal import journal
 from legr_cli.models.network import open_network
 from legr_cli.pruning import analyze, plans

@@ -28,6 +28,7 @@ _LABELS = {  # header fields that must match on resume, and what to call them in
     "settings": "",
     "data": "the data",
     "statistics": "--normalize",
+    "pictures": "how pictures are prepared (--resize, --crop, --random-crop, --flip)",
 }
 
 _DEFAULTS = {"amp": False, "sigma": 1.0}  # settings missing from journals of older versions
@@ -204,7 +205,7 @@ def _check_same_run(path: Path, kind: JournalFormat, stored: Line, header: Line)
         new: Any = header.get(key)
         if old == new:
             continue
-        if key == "settings" and isinstance(old, dict):
+        if key in ("settings", "pictures") and isinstance(old, dict) and isinstance(new, dict):
             differences += [
                 f"{option(name)} was {old.get(name)}, is now {value}"
                 for name, value in new.items()
@@ -214,7 +215,7 @@ def _check_same_run(path: Path, kind: JournalFormat, stored: Line, header: Line)
             differences.append("the train/validation split differs")
         elif key.endswith("sha256"):
             differences.append(f"{label} differ")
-        elif isinstance(new, dict):
+        elif isinstance(new, dict) or isinstance(old, dict):
             differences.append(f"{label} differs")
         else:
             differences.append(f"{label} was {old}, is now {new}")

@@ -199,8 +199,9 @@ def _apply_plan(
         notes["min_keep_layers"] = dict(settings.min_keep_layers)
     if timing is not None:
         notes["latency"] = asdict(timing)
-    if "statistics" in ranking.notes:
-        notes.setdefault("statistics", ranking.notes["statistics"])
+    for key in ("statistics", "pictures", "class_names"):
+        if key in ranking.notes:
+            notes.setdefault(key, ranking.notes[key])
     channels = kept_channels(units, kept, network.kept)
     result = replace(network, model=smaller, kept=channels, notes=notes)
     return Pruned(target, result, flops, params, _widths(units, kept), difference, timing)

@@ -100,6 +100,48 @@ def _check_min_keep(share: Any, layers: LayerShares) -> None:
             raise SettingError(f"{name} must be from 0 to 1, got {value}")
 
 
+RESIZES = ("crop", "squash", "pad", "none")
+RANDOM_CROPS = ("none", "padded", "resized")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """How pictures are brought to the input size, and varied in training.
+
+    None leaves a choice to the network's file or, if that records none, to the dataset.
+    """
+
+    resize: str | None = None  # one of RESIZES
+    crop: float | None = None  # resize "crop": side of the central crop, relative to the picture's
+    random_crop: str | None = None  # in training: one of RANDOM_CROPS
+    flip: bool | None = None  # in training: whether to mirror half of the pictures
+
+    def __post_init__(self) -> None:
+        for name, known in (("resize", RESIZES), ("random_crop", RANDOM_CROPS)):
+            if getattr(self, name) is not None:
+                _one_of(self, **{name: known})
+        if not isinstance(self.flip, bool | None):
+            raise SettingError(f"flip must be True or False, got {self.flip!r}")
+        if self.crop is None:
+            return
+        if isinstance(self.crop, bool) or not isinstance(self.crop, int | float):
+            raise SettingError(f"--crop must be a number, got {self.crop!r}")
+        _within(self, crop=(0.1, 1))
+        if self.resize not in (None, "crop"):
+            raise SettingError(f"--crop is for --resize crop, this is --resize {self.resize}")
+
+    def over(self, other: "Pictures") -> "Pictures":
+        """These choices and, where they leave one open, those of `other`."""
+        resize = self.resize or ("crop" if self.crop else other.resize)
+        crop = self.crop or (other.crop if resize == other.resize else None)
+        return Pictures(
+            resize=resize,
+            crop=crop if resize == "crop" else None,
+            random_crop=self.random_crop or other.random_crop,
+            flip=other.flip if self.flip is None else self.flip,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prune:
     """Settings of pruning."""

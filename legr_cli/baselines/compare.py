@@ -20,7 +20,7 @@ from legr_cli.baselines.comparison import (
 )
 from legr_cli.baselines.methods import check_methods
 from legr_cli.baselines.summary import ComparisonRow, MethodSummary, summarize
-from legr_cli.data.dataset import Data
+from legr_cli.data.dataset import Data, described, doubts
 from legr_cli.errors import LegrError, OutputError
 from legr_cli.files import check_folder, check_resume, staged
 from legr_cli.journal import Line, journal, read_header
@@ -29,10 +29,11 @@ from legr_cli.progress import Message, Progress, Report, Status, interruptible, 
 from legr_cli.pruning import analyze
 from legr_cli.search.fitness import resolved_steps
 from legr_cli.search.setup import check_fitness
-from legr_cli.settings import Compare, given
+from legr_cli.settings import Compare, Pictures, given
 from legr_cli.targets import Target
 from legr_cli.training.devices import amp_helps, choose
 from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
+from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.recipes import settings_of
 
 
@@ -65,6 +66,11 @@ def compare(
     input_shape: Sequence[int] | None = None,
     arch: str | Callable[..., nn.Module] | None = None,
     normalize: str | None = None,
+    resize: str | None = None,
+    crop: float | None = None,
+    random_crop: str | None = None,
+    flip: bool | None = None,
+    ignore_class_names: bool = False,
     download: bool = False,
     device: str = "auto",
     resume: bool = False,
@@ -93,6 +99,13 @@ def compare(
         input_shape: Shape of one image; needed for a SPEC and a module that is not from legr.
         arch: `"module:factory"` of your own network, or the factory itself.
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
+        resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and the
+            next three default to what the network's card records, or else to the dataset's usual.
+        crop: For `resize="crop"`: side of the central crop, relative to the resized picture's.
+        random_crop: For a SPEC: random crops in training, `"none"`, `"padded"` or `"resized"`.
+        flip: For a SPEC: whether to mirror half of the pictures in training.
+        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's card
+            calls them.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
         resume: Resume the comparison in `out`.
@@ -115,7 +128,14 @@ def compare(
         training = settings_of(recipe, **given(epochs=epochs))
         settings = Compare(methods=check_methods(methods), targets=targets, training=training)
     overrides = given(candidates=candidates, repeats=repeats, seed=seed)
-    images = as_images(data, validation, normalize=normalize, download=download)
+    images = as_images(
+        data,
+        validation,
+        normalize=normalize,
+        download=download,
+        pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
+        ignore_class_names=ignore_class_names,
+    )
     return compare_network(
         as_network(model, input_shape or images.shape, arch).copied(),
         images,
@@ -148,11 +168,12 @@ def compare_network(
     analysis = analyze(network)
     check_fitness(analysis, settings.fitness)
     progress(Status("loading the images"))
-    first = images_for(network, images, settings.seed)
-    check_outputs(network.model, first)
 
     def open_data(seed: int) -> Data:
-        return images_for(network, images, seed)
+        return in_memory_format(network.model, images_for(network, images, seed))
+
+    first = open_data(settings.seed)
+    check_outputs(network.model, first)
 
     run = ComparisonRun(analysis, open_data, settings, device, folder, command, lambda *_: None)
     facts = _run_and_write(run, first, resume, force, progress)
@@ -184,7 +205,8 @@ def _run_and_write(
     with journal(path, COMPARISON, header, resume, force) as book:
         if force:
             _delete_results(folder)
-        for text in _opening_messages(run, dense, list(book.lines.values()), total):
+        opening = _opening_messages(run, dense, list(book.lines.values()), total)
+        for text in (*opening, *described(data, training=True), *doubts(data)):
             progress(Message(text))
 
         def report(done: int, piece: Piece, text: str) -> None:

@@ -123,6 +123,11 @@ def compare(
     align: options.Align = "auto",
     min_keep: options.MinKeep = 0.1,
     normalize: options.Normalize = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    random_crop: options.RandomCrop = None,
+    flip: options.Flip = None,
+    ignore_class_names: options.IgnoreClassNames = False,
     download: options.Download = False,
     workers: Annotated[
         int,
@@ -157,13 +162,10 @@ def compare(
     from legr_cli.commands.compare_view import show_comparison
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.progress import resumable
-    from legr_cli.data.dataset import parse_statistics
     from legr_cli.models.network import open_network
     from legr_cli.shapes import parse_input
-    from legr_cli.training.inputs import Images
 
-    settings = _settings(locals())
-    images = Images(data, parse_statistics(normalize), download)
+    settings, images = _settings(locals()), options.images_from(locals())
     with resumable() as display:
         found = compare_network(
             open_network(checkpoint, arch, classes, parse_input(input_shape), weights=weights),

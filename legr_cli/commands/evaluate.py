@@ -1,16 +1,12 @@
 """`legr evaluate`."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from legr_cli.commands import options
 from legr_cli.commands.options import flag, setting
-
-if TYPE_CHECKING:
-    from legr_cli.models.network import Network
 
 
 def evaluate(
@@ -60,6 +56,9 @@ def evaluate(
         ),
     ] = 250,
     normalize: options.Normalize = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    ignore_class_names: options.IgnoreClassNames = False,
     download: options.Download = False,
     device: options.Device = "auto",
     arch: options.Arch = None,
@@ -81,24 +80,24 @@ def evaluate(
     """
     from legr_cli.commands.evaluate_view import show_scores
     from legr_cli.commands.output import spinner
-    from legr_cli.data.dataset import parse_statistics
-    from legr_cli.models.network import in_single_precision, open_network
+    from legr_cli.models.network import in_single_precision
+    from legr_cli.models.peers import open_peers
     from legr_cli.shapes import parse_input
     from legr_cli.training.evaluate import evaluate_each
-    from legr_cli.training.inputs import Images
 
-    images = Images(data, parse_statistics(normalize), download)
-    size = parse_input(input_shape)
+    images = options.images_from(locals())
+    names: list[str] = []  # in the order in which the networks are opened
     with spinner("loading") as update:
 
-        def opened() -> Iterator["Network"]:
-            for number, name in enumerate(networks, 1):
-                update(f"evaluating {name} ({number} of {len(networks)})")
-                network = open_network(name, arch, classes, size, weights=weights)
-                yield replace(network, model=in_single_precision(network.model))
+        def opening(name: str) -> None:
+            names.append(name)
+            update(f"evaluating {name} ({len(names)} of {len(networks)})")
 
+        peers = open_peers(
+            networks, arch, classes, parse_input(input_shape), weights, on_open=opening
+        )
         found = evaluate_each(
-            opened(),
+            (replace(peer, model=in_single_precision(peer.model)) for _, peer in peers),
             images,
             split=split,
             recalibrated=recalibrate,
@@ -106,5 +105,5 @@ def evaluate(
             seed=seed,
             device=device,
         )
-        scores = list(zip(networks, found, strict=True))
-    show_scores(scores, data, split, recalibrate, as_json)
+        scores = dict(zip(names, list(found), strict=True))
+    show_scores([(name, scores[name]) for name in networks], data, split, recalibrate, as_json)

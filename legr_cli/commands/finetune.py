@@ -63,6 +63,11 @@ def finetune(
         ),
     ] = False,
     normalize: options.Normalize = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    random_crop: options.RandomCrop = None,
+    flip: options.Flip = None,
+    ignore_class_names: options.IgnoreClassNames = False,
     download: options.Download = False,
     device: options.Device = "auto",
     amp: options.Amp = False,
@@ -108,16 +113,15 @@ def finetune(
     from legr_cli.commands.finetune_view import show_trained
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.progress import resumable
-    from legr_cli.data.dataset import parse_statistics
     from legr_cli.shapes import parse_input
     from legr_cli.training.finetune import finetune_network
-    from legr_cli.training.inputs import Images, NetworkSource
+    from legr_cli.training.inputs import NetworkSource
     from legr_cli.training.resume import RunFiles
 
     settings = training_options.training_settings(locals())
+    images = options.images_from(locals())
     shape = parse_input(input_shape)
     source = NetworkSource(checkpoint, arch, classes, shape, new_head, weights)
-    images = Images(data, parse_statistics(normalize), download, hold_out=not all_images)
     with resumable() as display:
         result = finetune_network(
             source,

@@ -92,6 +92,11 @@ def learn(
     keep: options.Keep = None,
     min_keep: options.LayerMinKeep = None,
     normalize: options.Normalize = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    random_crop: options.RandomCrop = None,
+    flip: options.Flip = None,
+    ignore_class_names: options.IgnoreClassNames = False,
     download: options.Download = False,
     workers: Annotated[
         int | None,
@@ -134,16 +139,12 @@ def learn(
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.learn_view import show_learned
     from legr_cli.commands.progress import resumable
-    from legr_cli.data.dataset import parse_statistics
     from legr_cli.models.network import open_network
     from legr_cli.search.learn import learn_network
     from legr_cli.shapes import parse_input
-    from legr_cli.training.inputs import Images
 
     given = locals()
-    settings = _settings(given)
-    images = Images(data, parse_statistics(normalize), download)
-    shape = parse_input(input_shape)
+    settings, images, shape = _settings(given), options.images_from(given), parse_input(input_shape)
     with resumable() as display:
         result = learn_network(
             lambda: open_network(checkpoint, arch, classes, shape, weights=weights, module=module),

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from legr_cli.errors import SettingError
 from legr_cli.search.fitness import FITNESS
+
+if TYPE_CHECKING:
+    from legr_cli.training.inputs import Images
 
 NETWORK, IMAGES, PRUNING, HARDWARE = "Network", "Images", "Pruning", "Hardware"
 CANDIDATES, BOARD = "Candidate fitness", "Remote board"
@@ -40,6 +43,22 @@ def settings_from(kind: type[Settings], given: dict[str, Any], **parsed: Any) ->
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     values = {name: given[name] for name in names if name in given}
     return kind(**{**values, **parsed})
+
+
+def images_from(given: dict[str, Any]) -> "Images":
+    """Where the images come from and how they are prepared, from the options of a command."""
+    from legr_cli.data.feed import parse_statistics
+    from legr_cli.settings import Pictures
+    from legr_cli.training.inputs import Images
+
+    return Images(
+        given["data"],
+        parse_statistics(given["normalize"]),
+        given["download"],
+        hold_out=not given.get("all_images"),
+        pictures=settings_from(Pictures, given),
+        ignore_class_names=given["ignore_class_names"],
+    )
 
 
 def within(name: str, least: int, most: int) -> Callable[[int | None], int | None]:
@@ -143,6 +162,57 @@ Normalize = Annotated[
         help="Mean and standard deviation the network was trained with: imagenet, cifar10, "
         "cifar100, half, none, or the numbers themselves. Defaults to what the network's file "
         "records, or else to the usual values for the dataset (imagenet for folder:).",
+    ),
+]
+Resize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="crop|squash|pad|none",
+        show_default="as the network's file records, or as is usual for the dataset",
+        rich_help_panel=IMAGES,
+        help="How pictures are brought to the input size: cover it and crop the centre (crop), "
+        "ignore the aspect ratio (squash), or fill up with black (pad); none requires pictures "
+        "of the input size.",
+    ),
+]
+Crop = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        show_default=False,
+        rich_help_panel=IMAGES,
+        help="With --resize crop: side of the central crop relative to the resized picture's. "
+        "0.875 resizes to 256 and crops 224; 1, the default for folder:, crops as little as "
+        "possible.",
+    ),
+]
+RandomCrop = Annotated[
+    str | None,
+    typer.Option(
+        metavar="none|padded|resized",
+        show_default=False,
+        rich_help_panel=IMAGES,
+        help="Random crops in training: none (the default for folder:), of the picture with a "
+        "black border (padded), or of a random part that is enlarged (resized).",
+    ),
+]
+Flip = Annotated[
+    bool | None,
+    typer.Option(
+        "--flip/--no-flip",
+        show_default=False,
+        rich_help_panel=IMAGES,
+        help="Mirror half of the pictures in training, or none. The default for folder: is none, "
+        "since a mirrored picture may belong to another class.",
+    ),
+]
+IgnoreClassNames = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-class-names",
+        rich_help_panel=IMAGES,
+        help="Number the classes of the dataset in sorted order, even if they are not those that "
+        "the network's file names.",
     ),
 ]
 Download = Annotated[

@@ -224,7 +224,7 @@ def _check_recalibrate(given: dict[str, Any]) -> None:
     if given["checkpoint"] is None:
         raise SettingError("--bn-recalibrate requires a CHECKPOINT")
     names = (*_overrides(), "recipe", "teacher", "amp", "all_images", "resume", "compiled")
-    for name in names:
+    for name in (*names, "random_crop", "flip"):
         if given[name] is not None and given[name] is not False:
             shown = "--compile" if name == "compiled" else option(name)
             raise SettingError(f"--bn-recalibrate does not train: remove {shown}")

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from legr_cli.data.dataset import Feed, Part
-from legr_cli.data.pixels import read_image
+from legr_cli.data.dataset import Part
+from legr_cli.data.feed import Feed
+from legr_cli.data.pixels import as_array, read_image
 from legr_cli.errors import DataError
 
 Batch = tuple[Tensor, Tensor]
@@ -91,15 +92,20 @@ def _from_memory(
     for batch in order.split(serving.size):
         rows = serving.share(batch)
         images = pixels.index_select(0, index[rows].to(serving.device))
-        if (
-            augment is not None
-        ):  # drawn for the full batch, so the number of processes is irrelevant
-            pad = max(1, images.shape[2] // 8)
+        if augment is not None:
+            feed = serving.feed
+            pad = _padding(images.shape[2]) if feed.random_crop == "padded" else 0
+            # Drawn for the full batch, so the number of processes is irrelevant.
             offsets = torch.randint(2 * pad + 1, (len(batch), 2), generator=augment)
             coins = torch.rand(len(batch), generator=augment) < 0.5
-            flipped = serving.share(coins) if serving.feed.flip else None
+            flipped = serving.share(coins) if feed.flip else None
             images = crop_and_flip(images, pad, serving.share(offsets), flipped)
         yield images, labels[rows]
+
+
+def _padding(height: int) -> int:
+    """Zeros around an image before a random crop: 4 for an image of 32×32."""
+    return max(1, height // 8)
 
 
 def crop_and_flip(images: Tensor, pad: int, offsets: Tensor, flipped: Tensor | None) -> Tensor:
@@ -115,8 +121,8 @@ def crop_and_flip(images: Tensor, pad: int, offsets: Tensor, flipped: Tensor | N
 
 
 def as_input(images: Tensor, feed: Feed) -> Tensor:
-    """Convert uint8 images to normalized floats of the network's size, channels last."""
-    layout = torch.channels_last if images.ndim == 4 else torch.contiguous_format
+    """Convert uint8 images to normalized floats of the network's size and memory format."""
+    layout = feed.memory_format if images.ndim == 4 else torch.contiguous_format
     values = images.to(torch.float32, memory_format=layout)
     if not feed.mean:
         return values
@@ -145,8 +151,9 @@ def _from_own(
 class _Files(Dataset[Any]):
     """Image files, transformed to uint8 tensors of the network's size."""
 
-    def __init__(self, part: Part, channels: int, transform: Any, seed: int) -> None:
-        self.part, self.channels, self.transform, self.seed = part, channels, transform, seed
+    def __init__(self, part: Part, feed: Feed, vary: Any, seed: int) -> None:
+        self.part, self.feed, self.vary, self.seed = part, feed, vary, seed
+        self.whole = vary is not None and feed.random_crop == "resized"
 
     def __len__(self) -> int:
         return len(self.part)
@@ -154,32 +161,43 @@ class _Files(Dataset[Any]):
     def __getitem__(self, row: int) -> Any:
         """One image and its label; random transforms depend only on the seed and the row."""
         path = self.part.root / self.part.files[self.part.index[row]]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed + row)
-            image = self.transform(read_image(path, self.channels))
-        return image, int(self.part.labels[row])
+        image = read_image(path, self.feed.shape[0])
+        if not self.whole:
+            image = self.feed.fitting(image, path)
+        if self.vary is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed + row)
+                image = self.vary(image)
+        return torch.from_numpy(as_array(image).copy()), int(self.part.labels[row])
+
+
+def _variation(feed: Feed) -> Any:
+    """torchvision's transform that varies a training picture; None if nothing is varied."""
+    from torchvision.transforms import v2
+
+    side = feed.shape[1:]
+    crops = {
+        "none": [],
+        "padded": [v2.RandomCrop(side, padding=_padding(side[0]))],
+        "resized": [v2.RandomResizedCrop(side)],
+    }
+    steps = [*crops[feed.random_crop], *[v2.RandomHorizontalFlip()] * feed.flip]
+    return v2.Compose(steps) if steps else None
 
 
 def _from_files(
     part: Part, serving: Serving, order: Tensor, augment: torch.Generator | None
 ) -> Iterator[Batch]:
     """Batches of image files, read by DataLoader workers."""
-    from torchvision.transforms import v2
-
-    feed = serving.feed
-    side = feed.shape[1:]
-    if augment is None:
-        seed = 0
-        steps = [v2.Resize(round(min(side) * 256 / 224)), v2.CenterCrop(side)]
-    else:
-        seed = int(torch.randint(2**62, (), generator=augment))
-        steps = [v2.RandomResizedCrop(side)] + [v2.RandomHorizontalFlip()] * feed.flip
+    feed, vary, seed = serving.feed, None, 0
+    if augment is not None:
+        vary, seed = _variation(feed), int(torch.randint(2**62, (), generator=augment))
     is_daemon = multiprocessing.current_process().daemon  # daemons cannot start workers
     fork = "fork" in multiprocessing.get_all_start_methods()
     mine = [serving.share(batch).tolist() for batch in order.split(serving.size)]
     loaders = torch.get_num_threads() if serving.loaders is None else serving.loaders
     loader: DataLoader = DataLoader(
-        _Files(part, feed.shape[0], v2.Compose([*steps, v2.PILToTensor()]), seed),
+        _Files(part, feed, vary, seed),
         batch_sampler=[rows for rows in mine if rows],
         num_workers=0 if is_daemon else loaders,
         multiprocessing_context="fork" if fork and loaders and not is_daemon else None,

@@ -1,5 +1,6 @@
 """Prepare a dataset for a network: train, validation and test parts, and input preprocessing."""
 
+import dataclasses
 import functools
 import hashlib
 import os
@@ -9,22 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from legr_cli.data.feed import STATISTICS, Feed, mean_std
 from legr_cli.data.own import OwnPart, Rows
-from legr_cli.data.pixels import Pixels, decoded, read_image, state_of, stored
+from legr_cli.data.pixels import Pixels, decoded, refitted, state_of, stored
+from legr_cli.data.preparation import earlier, fits_in_memory, resolved, sizes_in, usual
 from legr_cli.data.sources import Listing, Split, find
-from legr_cli.errors import DataError, SettingError
-from legr_cli.models.registry import IMAGENET_STATISTICS
+from legr_cli.errors import DataError
+from legr_cli.settings import Pictures
 
 VALIDATION = 0.1  # fraction of the training images held out for validation
-LARGEST_SIDE, LARGEST_BYTES = 96, 4 << 30  # limits on images and datasets kept decoded
-STATISTICS = {  # per-channel mean and standard deviation of pixel values in [0, 1]
-    "imagenet": IMAGENET_STATISTICS,
-    "cifar10": {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]},
-    "cifar100": {"mean": [0.5071, 0.4865, 0.4409], "std": [0.2673, 0.2564, 0.2762]},
-    "digits": {"mean": [0.305] * 3, "std": [0.376] * 3},
-    "half": {"mean": [0.5] * 3, "std": [0.5] * 3},
-    "none": {"mean": [0.0] * 3, "std": [1.0] * 3},
-}
 
 
 @dataclass(frozen=True)
@@ -54,30 +48,6 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Feed:
-    """How images are preprocessed for a network."""
-
-    shape: tuple[int, ...]  # channels, height, width
-    mean: tuple[float, ...]  # empty: the data is already normalized
-    std: tuple[float, ...]
-    flip: bool  # whether to flip images horizontally at random during training
-
-    def __str__(self) -> str:
-        size = "x".join(map(str, self.shape))
-        if not self.mean:
-            return f"{size}, not normalized by legr"
-        numbers = (",".join(f"{x:g}" for x in values) for values in (self.mean, self.std))
-        return f"{size}, normalized by {':'.join(numbers)}"
-
-    @property
-    def statistics(self) -> dict[str, list[float]] | None:
-        """Mean and std as stored in a network's file; None if the data is already normalized."""
-        if not self.mean:
-            return None
-        return {"mean": list(self.mean), "std": list(self.std)}
-
-
-@dataclass(frozen=True)
 class Data:
     """A dataset prepared for one network."""
 
@@ -91,6 +61,23 @@ class Data:
     kind: str
     split_by: dict[str, Any]  # fraction and seed of the validation split, if legr chose it
     held_out: bool = True  # whether validation images are excluded from training
+    mixed: bool = False  # whether images differ in size
+    as_before: bool = True  # whether images are prepared as before legr recorded how
+    remarks: tuple[str, ...] = ()  # on how classes were matched with the network's
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes; none for a user's own data without names."""
+        numbers = tuple(map(str, range(len(self.classes))))
+        return [] if self.train.own and self.classes == numbers else list(self.classes)
+
+    @property
+    def pictures(self) -> dict[str, Any] | None:
+        """How pictures become inputs, as notes record it; None for a user's own data."""
+        if not self.feed.mean:
+            return None
+        chosen = dataclasses.asdict(self.feed.pictures)
+        return {name: value for name, value in chosen.items() if value is not None}
 
     @functools.cached_property
     def card(self) -> dict[str, Any]:
@@ -113,6 +100,8 @@ def open_data(
     *,
     seed: int,
     statistics: dict[str, Any] | None = None,
+    pictures: Pictures | None = None,
+    recorded_pictures: Any = None,
     download: bool = False,
     hold_out: bool = True,
 ) -> Data:
@@ -120,12 +109,19 @@ def open_data(
 
     A tenth of the training images is held out for validation, unless the dataset has a validation
     split. With `hold_out=False` the same images are still used for validation, but also trained on.
+    Choices that `pictures` leaves open are those of `recorded_pictures`, from the network's file,
+    or the dataset's defaults.
     """
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         size = "x".join(map(str, input_shape))
         raise DataError(f"the network expects {size}, but images have 1 or 3 channels and 2 sides")
     name, kind, source = find(spec, download)
-    parts = {key: _part(split, input_shape) for key, split in source.splits.items()}
+    original = source.splits["train"]
+    sizes = sizes_in(original)
+    usually = usual(kind, original, input_shape, sizes)
+    chosen = resolved(pictures or Pictures(), recorded_pictures, usually, original, spec)
+    feed = _feed(input_shape, statistics or STATISTICS[kind.statistics], chosen)
+    parts = {key: _part(split, feed, spec) for key, split in source.splits.items()}
     train, validation = parts["train"], parts.get("val")
     has_validation = validation is not None
     if has_validation and not hold_out:
@@ -133,15 +129,32 @@ def open_data(
     if validation is None:
         remaining, held = split_off(train.labels, VALIDATION, seed)
         train, validation = train.pick(remaining) if hold_out else train, train.pick(held)
-    feed = _feed(input_shape, statistics or STATISTICS[kind.statistics], kind.flip)
-    native = _native(source.splits["train"])
     split_by: dict[str, Any] = {"share": VALIDATION, "seed": seed}
     if has_validation:
         split_by = {"share": None, "seed": None}
-    test = parts.get("test")
     return Data(
-        spec, source.classes, train, validation, test, feed, native, name, split_by, hold_out
+        spec,
+        source.classes,
+        train,
+        validation,
+        parts.get("test"),
+        feed,
+        sizes[0],
+        name,
+        split_by,
+        hold_out,
+        mixed=len(sizes) > 1,
+        as_before=feed.pictures == earlier(kind, original, input_shape),
     )
+
+
+def _feed(shape: tuple[int, ...], statistics: dict[str, Any], chosen: Pictures) -> Feed:
+    """How images are prepared, once no choice is left open."""
+    mean, std = mean_std(statistics, shape[0])
+    flip, random_crop, resize = bool(chosen.flip), chosen.random_crop, chosen.resize
+    assert random_crop is not None
+    assert resize is not None
+    return Feed(shape, mean, std, flip, random_crop, resize, chosen.crop or 1.0)
 
 
 def own_data(
@@ -182,16 +195,9 @@ def _own_part(rows: Rows, labels: int | None) -> Part:
 
 def small_size(spec: str, download: bool, most: tuple[int, ...]) -> tuple[int, ...]:
     """The input shape for a network without a fixed one: the first image's size, up to `most`."""
-    width, height = _native(find(spec, download)[2].splits["train"])
+    width, height = sizes_in(find(spec, download)[2].splits["train"])[0]
     smaller = height < most[1] and width < most[2]
     return (most[0], height, width) if smaller else most
-
-
-def _native(split: Split) -> tuple[int, int]:
-    """Width and height of the first image."""
-    if isinstance(split, Listing):
-        return read_image(split.root / split.files[0], 3).size
-    return split.pixels.shape[3], split.pixels.shape[2]
 
 
 def _fingerprint(classes: tuple[str, ...], *parts: Part) -> str:
@@ -211,6 +217,28 @@ def _fingerprint(classes: tuple[str, ...], *parts: Part) -> str:
     return digest.hexdigest()
 
 
+def described(data: Data, training: bool = False) -> list[str]:
+    """How pictures become inputs, in words; `training` adds how they are varied."""
+    feed, size = data.feed, "{}x{}".format(*data.native)
+    if not feed.mean:  # a user's own data
+        return []
+    how = f"crop {feed.crop:.4g}" if feed.resize == "crop" and feed.crop < 1 else feed.resize
+    side = "{}x{}".format(*feed.fitting.size)
+    text = f"pictures {size}, resized to {side} ({how})"
+    if data.mixed:
+        text = f"pictures of several sizes, such as {size}, resized to {side} ({how})"
+    elif data.native == feed.fitting.size and feed.fitting.keeps:
+        text = f"pictures {size}, used as they are"
+    return [text, *[_variation(feed)] * training, *data.remarks]
+
+
+def _variation(feed: Feed) -> str:
+    """How pictures are varied in training, in words."""
+    crop = "not cropped" if feed.random_crop == "none" else f"cropped ({feed.random_crop})"
+    flip = "mirrored" if feed.flip else "not mirrored"
+    return f"training pictures are {crop} and {flip} at random (--random-crop, --flip)"
+
+
 def doubts(data: Data) -> list[str]:
     """Warnings about preprocessing that looks wrong."""
     width, height = data.native
@@ -221,39 +249,6 @@ def doubts(data: Data) -> list[str]:
         f"the images are {width}x{height} and are enlarged for the network: if it was trained at "
         f"their original size, pass --input {size}"
     ]
-
-
-def feed_for(shown: Feed, statistics: dict[str, Any] | None) -> Feed:
-    """The same preprocessing with another network's statistics, if they are known."""
-    if statistics is None or not shown.mean:
-        return shown
-    return _feed(shown.shape, statistics, shown.flip)
-
-
-def _feed(shape: tuple[int, ...], statistics: dict[str, Any], flip: bool) -> Feed:
-    """Make a `Feed`, with statistics adapted to the number of channels (grayscale: their mean)."""
-    parsed = _mean_std(statistics)
-    if parsed is None:
-        raise DataError(
-            f"the network's file has invalid normalization statistics ({statistics}): "
-            "pass --normalize"
-        )
-    mean, std = parsed
-    if shape[0] == 1:
-        mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
-    elif len(mean) == 1:
-        mean, std = mean * shape[0], std * shape[0]
-    return Feed(shape, mean, std, flip)
-
-
-def _mean_std(statistics: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and standard deviation if valid (one or three of each, finite, std > 0), else None."""
-    try:
-        mean, std = (tuple(float(x) for x in statistics[key]) for key in ("mean", "std"))
-    except (TypeError, KeyError, ValueError, OverflowError):
-        return None
-    valid = len(mean) == len(std) and len(mean) in (1, 3)
-    return (mean, std) if valid and np.isfinite([*mean, *std]).all() and min(std) > 0 else None
 
 
 def split_off(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -270,42 +265,31 @@ def split_off(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, 
     return np.setdiff1d(np.arange(len(labels)), held_out), held_out
 
 
-def _part(split: Split, shape: tuple[int, ...]) -> Part:
+def _part(split: Split, feed: Feed, spec: str) -> Part:
     """Make a part of a split: decoded if its images are small, else read from files."""
     index = np.arange(len(split.labels))
     if not isinstance(split, Listing):
-        return Part(split.labels, index, _shared(split.pixels, shape[0]))
-    small = max(shape[1:]) <= LARGEST_SIDE
-    if small and len(split.files) * int(np.prod(shape)) <= LARGEST_BYTES:
-        return Part(split.labels, index, decoded(split.root, split.files, shape))
+        return Part(split.labels, index, _shared(split.pixels, feed, spec))
+    if fits_in_memory(split, feed.shape) and feed.random_crop != "resized":
+        pixels = decoded(split.root, split.files, feed.shape[0], feed.fitting)
+        return Part(split.labels, index, pixels)
     return Part(split.labels, index, None, split.root.resolve(), split.files)
 
 
-def _shared(pixels: np.ndarray, channels: int) -> Pixels:
-    """Pixels in a file that all processes share; grayscale if the network has one input channel."""
-    if channels == 1:
+def _shared(pixels: np.ndarray, feed: Feed, spec: str) -> Pixels:
+    """Pixels in a file that all processes share; grayscale if the network has one input channel.
+
+    Where the whole image is just scaled, it keeps its size here and is resized in batches.
+    """
+    if feed.shape[0] == 1:
         pixels = pixels.mean(1, keepdims=True).round().astype(np.uint8)
+    (height, width), fitting = pixels.shape[2:], feed.fitting
+    same_aspect = width * feed.shape[1] == height * feed.shape[2]
+    scaled = feed.resize == "squash" or (fitting.keeps and same_aspect and feed.resize != "none")
+    if not scaled and not (fitting.keeps and fitting.size == (width, height)):
+        pixels = refitted(pixels, fitting, f"an image of {spec}")
 
     def fill(array: np.ndarray) -> None:
         array[:] = pixels
 
     return stored(hashlib.sha256(pixels.tobytes()).hexdigest(), pixels.shape, fill)
-
-
-def parse_statistics(text: str | None) -> dict[str, list[float]] | None:
-    """Parse a name such as `imagenet`, or means and standard deviations `MEAN,…:STD,…`.
-
-    None stays None.
-    """
-    if text is None:
-        return None
-    if text in STATISTICS:
-        return STATISTICS[text]
-    sides = [side.split(",") for side in text.split(":")]
-    parsed = _mean_std(dict(zip(("mean", "std"), sides, strict=True))) if len(sides) == 2 else None
-    if parsed is not None:
-        return {"mean": list(parsed[0]), "std": list(parsed[1])}
-    raise SettingError(
-        f"--normalize {text}: expected {', '.join(STATISTICS)}, or means and standard deviations "
-        "such as 0.5,0.5,0.5:0.25,0.25,0.25"
-    )

@@ -3,10 +3,12 @@
 import contextlib
 import functools
 import hashlib
+import math
 import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +62,69 @@ def read_image(path: Path, channels: int) -> Image.Image:
         ) from error
 
 
-def decode(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Read one image as C × H × W uint8, resized and center-cropped to `shape`."""
-    channels, height, width = shape
-    image = read_image(path, channels)
-    if image.size != (width, height):
-        image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
-    return np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
+@dataclass(frozen=True)
+class Fitting:
+    """How pictures of any size are brought to one size."""
+
+    size: tuple[int, int]  # width and height
+    resize: str = "crop"  # one of `settings.RESIZES`
+    crop: float = 1.0  # "crop": side of the central crop, relative to the resized picture's
+
+    @property
+    def keeps(self) -> bool:
+        """Whether pictures that have this size already are taken as they are."""
+        return self.resize != "crop" or self.crop == 1
+
+    def __call__(self, image: Image.Image, name: object) -> Image.Image:
+        """The picture at this size; `name` is what an error calls it."""
+        if self.keeps and image.size == self.size:
+            return image
+        if self.resize == "none":
+            found, wanted = ("x".join(map(str, size)) for size in (image.size, self.size))
+            raise DataError(
+                f"{name} is {found}, but the input is {wanted} and --resize none takes pictures "
+                "as they are: pass --resize crop, squash or pad, or another --input"
+            )
+        if self.resize == "squash":
+            return image.resize(self.size, Image.Resampling.BILINEAR)
+        if self.resize == "pad":
+            return ImageOps.pad(image, self.size, Image.Resampling.BILINEAR)
+        if self.crop == 1:
+            return ImageOps.fit(image, self.size, Image.Resampling.BILINEAR)
+        return self._center_crop(image)
+
+    def _center_crop(self, image: Image.Image) -> Image.Image:
+        """What torchvision's Resize and CenterCrop give; it always covers the input."""
+        width, height = self.size
+        resized = _with_short_side(image.size, round(min(self.size) / self.crop))
+        if resized[0] < width or resized[1] < height:  # the input is longer than the picture
+            scale = max(width / image.width, height / image.height) / self.crop
+            resized = _with_short_side(image.size, math.ceil(scale * min(image.size)))
+        image = image.resize(resized, Image.Resampling.BILINEAR)
+        left, top = round((resized[0] - width) / 2), round((resized[1] - height) / 2)
+        return image.crop((left, top, left + width, top + height))
+
+
+def _with_short_side(size: tuple[int, int], short: int) -> tuple[int, int]:
+    """Width and height with the same aspect ratio and this short side, rounded as torchvision."""
+    width, height = size
+    if width <= height:
+        return short, int(short * height / width)
+    return int(short * width / height), short
+
+
+def as_array(image: Image.Image) -> np.ndarray:
+    """A grayscale or RGB picture as C × H × W uint8."""
+    return np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+
+
+def image_size(path: Path) -> tuple[int, int] | None:
+    """Width and height from an image file's header; None if it cannot be read."""
+    try:
+        with Image.open(path) as file:
+            return file.size
+    except Exception:  # an error that matters is raised where the picture is used
+        return None
 
 
 def state_of(path: Path) -> os.stat_result:
@@ -77,20 +135,32 @@ def state_of(path: Path) -> os.stat_result:
         raise DataError(f"{path}: {error.strerror}: replace or remove it") from error
 
 
-def decoded(root: Path, files: tuple[str, ...], shape: tuple[int, ...]) -> Pixels:
+def decoded(root: Path, files: tuple[str, ...], channels: int, fitting: Fitting) -> Pixels:
     """All of these images, decoded on first use and read from the cache afterwards."""
+
+    def decode(name: str) -> np.ndarray:
+        path = root / name
+        return as_array(fitting(read_image(path, channels), path))
 
     def fill(array: np.ndarray) -> None:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            images = pool.map(lambda name: decode(root / name, shape), files)
-            for row, image in enumerate(images):
+            for row, image in enumerate(pool.map(decode, files)):
                 array[row] = image
 
-    key = hashlib.sha256(repr((str(root.resolve()), shape)).encode())
+    width, height = fitting.size
+    shape = (channels, height, width)
+    about = (shape,) if fitting == Fitting(fitting.size) else (shape, fitting)
+    key = hashlib.sha256(repr((str(root.resolve()), *about)).encode())
     for name in files:
         stat = state_of(root / name)
         key.update(os.fsencode(f"{name} {stat.st_size} {stat.st_mtime_ns}\n"))
     return stored(key.hexdigest(), (len(files), *shape), fill)
+
+
+def refitted(pixels: np.ndarray, fitting: Fitting, name: str) -> np.ndarray:
+    """The same images, N × C × H × W, at another size."""
+    layers = (rows[0] if len(rows) == 1 else rows.transpose(1, 2, 0) for rows in pixels)
+    return np.stack([as_array(fitting(Image.fromarray(rows), name)) for rows in layers])
 
 
 def stored(key: str, shape: tuple[int, ...], fill: Callable[[np.ndarray], None]) -> Pixels:

@@ -47,8 +47,9 @@ class DatasetKind:
     """How to read one kind of dataset, and the defaults that suit it."""
 
     read: Callable[[Path], Source]
-    statistics: str  # key of `dataset.STATISTICS`, the default of --normalize
+    statistics: str  # key of `feed.STATISTICS`, the default of --normalize
     flip: bool = True  # whether a horizontal flip keeps the class
+    augment: bool = True  # whether training crops and flips by default
     layout: str = ""  # expected content of the folder; empty: bundled with legr, no folder
     where: str = ""  # where to get it
     first: str = ""  # file or folder that identifies the original layout, without train/
@@ -222,7 +223,10 @@ DATASETS = {
         first="images.txt",
     ),
     "folder": DatasetKind(
-        _folder, "imagenet", layout="train/CLASS/*.jpg, and optionally val/ and test/"
+        _folder,
+        "imagenet",
+        augment=False,
+        layout="train/CLASS/*.jpg, and optionally val/ and test/",
     ),
 }
 

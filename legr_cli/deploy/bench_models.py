@@ -46,39 +46,27 @@ def as_onnx(
             yield model, _read_onnx(Path(model)), None
         else:
             to_export.append(model)
-    # A file written by legr records its architecture and input size, which checkpoints lack:
-    # open it first and let the others default to them.
-    reference = None
-    for model in sorted(to_export, key=lambda name: not name.endswith(".safetensors")):
-        try:
-            from legr_cli.deploy.export import export_bytes
-            from legr_cli.models.network import open_network
-        except ImportError as error:
-            raise BenchError(
-                f"{model} must be exported first, which needs {error.name}: pass an .onnx file here"
-            ) from error
-        status(f"exporting {model}")
-        shape = models.input_shape or _default_shape(reference, model)
-        arch = None if reference is None else reference.arch
-        network = models.in_memory.get(model) or open_network(
-            model, models.arch, models.classes, shape, usual=arch, weights=models.weights
-        )
-        reference = reference or network
+    if not to_export:
+        return
+    try:
+        from legr_cli.deploy.export import export_bytes
+        from legr_cli.models.peers import open_peers
+    except ImportError as error:
+        raise BenchError(
+            f"{to_export[0]} must be exported first, which needs {error.name}: pass an .onnx file "
+            "here"
+        ) from error
+    peers = open_peers(
+        to_export,
+        models.arch,
+        models.classes,
+        models.input_shape,
+        models.weights,
+        models.in_memory,
+        lambda name: status(f"exporting {name}"),
+    )
+    for model, network in peers:
         yield model, *export_bytes(network)
-
-
-def _default_shape(reference: "Network | None", model: str) -> Shapes | None:
-    """Input shape for a model that may not record its own: that of the first network opened.
-
-    None, to use the architecture's default, if the model is of another architecture.
-    """
-    if reference is None or model.endswith(".safetensors"):
-        return None
-    kind, _, name = model.partition(":")
-    names_arch = kind in ("random", "torchvision")
-    if names_arch and name.split("@")[0] != str(reference.arch):
-        return None
-    return reference.input_shape
 
 
 def _read_onnx(path: Path) -> bytes:

@@ -22,9 +22,11 @@ To run a network on the board, read how to prepare its input from the file itsel
     import json, onnxruntime
     session = onnxruntime.InferenceSession("{first}")
     metadata = json.loads(session.get_modelmeta().custom_metadata_map["legr"])
-    metadata["input"], metadata.get("mean"), metadata.get("std"), metadata.get("classes")
+    metadata["input"], metadata.get("pictures"), metadata.get("mean"), metadata.get("std")
+    metadata.get("classes")
 
-Scale pixel values to [0, 1], then subtract `mean` and divide by `std`, channel by channel.
+Resize pictures as `pictures` says and scale pixel values to [0, 1]; then subtract `mean` and divide
+by `std`, channel by channel.
 """
 
 

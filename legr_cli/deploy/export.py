@@ -56,7 +56,8 @@ def export(
     """Export a network to ONNX, and compare its output in ONNX Runtime with torch's.
 
     The entry `legr` of the file's metadata is a JSON object with the input shape, FLOPs, parameters
-    and, if known, the mean and standard deviation of each channel and the class names.
+    and, if known, how pictures are resized, the mean and standard deviation of each channel and the
+    class names.
 
     Args:
         model: Any module; it is not changed.
@@ -174,6 +175,8 @@ def _metadata(network: Network, model: nn.Module) -> dict[str, Any]:
     statistics = notes.get("statistics")
     if isinstance(statistics, dict):
         metadata |= {key: statistics[key] for key in ("mean", "std") if key in statistics}
+    if isinstance(notes.get("pictures"), dict):
+        metadata["pictures"] = notes["pictures"]
     if isinstance(notes.get("class_names"), list):
         metadata["classes"] = notes["class_names"]
     return metadata

@@ -16,7 +16,8 @@ import torch
 from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.units import Kept
 from legr_cli.data.batches import Batch, Serving, endless, in_order, shuffled
-from legr_cli.data.dataset import Feed, Part
+from legr_cli.data.dataset import Part
+from legr_cli.data.feed import Feed
 from legr_cli.errors import LegrError, SearchError
 from legr_cli.models.network import Network, open_network, write_network
 from legr_cli.search.fitness import adaptation
@@ -125,7 +126,8 @@ class CandidateEvaluator:
             )
         start = time.perf_counter()
         smaller = apply(self.units, kept)
-        smaller = smaller.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        layout = self.protocol.feed.memory_format
+        smaller = smaller.to(self.device, memory_format=layout)  # type: ignore[call-overload]
         pruned = time.perf_counter()
         with seeded(self.device, self.protocol.settings.seed):
             self._adapt(smaller)

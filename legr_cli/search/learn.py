@@ -21,9 +21,10 @@ from legr_cli.search.reporting import opening_messages, progress_callback
 from legr_cli.search.run import search
 from legr_cli.search.setup import SearchSetup, check_settings
 from legr_cli.search.workers import dask_client
-from legr_cli.settings import Search, given
+from legr_cli.settings import Pictures, Search, given
 from legr_cli.training.devices import amp_helps, choose
 from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
+from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Task, task_for
 
 
@@ -55,6 +56,11 @@ def learn(
     input_shape: Sequence[int] | None = None,
     arch: str | Callable[..., nn.Module] | None = None,
     normalize: str | None = None,
+    resize: str | None = None,
+    crop: float | None = None,
+    random_crop: str | None = None,
+    flip: bool | None = None,
+    ignore_class_names: bool = False,
     download: bool = False,
     device: str = "auto",
     out: str | PathLike[str] | None = None,
@@ -81,6 +87,13 @@ def learn(
         input_shape: Shape of one image; needed for a SPEC and a module that is not from legr.
         arch: `"module:factory"` of your own network; only needed for several workers.
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
+        resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and the
+            next three default to what the network's card records, or else to the dataset's usual.
+        crop: For `resize="crop"`: side of the central crop, relative to the resized picture's.
+        random_crop: For a SPEC: random crops in training, `"none"`, `"padded"` or `"resized"`.
+        flip: For a SPEC: whether to mirror half of the pictures in training.
+        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's card
+            calls them.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
         out: `.json` file to write; an interrupted search can only be resumed with it.
@@ -105,7 +118,14 @@ def learn(
     targets = (flops,) if isinstance(flops, int | float) else flops and tuple(flops)
     overrides = given(flops=targets, fitness=fitness, candidates=candidates, seed=seed)
     with out_or_temporary(out, "ranking.json", resume, force) as path:
-        images = as_images(data, validation, normalize=normalize, download=download)
+        images = as_images(
+            data,
+            validation,
+            normalize=normalize,
+            download=download,
+            pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
+            ignore_class_names=ignore_class_names,
+        )
         network = as_network(model, input_shape or images.shape, arch)
         return learn_network(
             network.copied,
@@ -216,6 +236,6 @@ def _search_setup(
     analysis = analyze(network)
     check_settings(analysis, settings)
     progress(Status("loading the images"))
-    data = images_for(network, images, settings.seed, task)
+    data = in_memory_format(network.model, images_for(network, images, settings.seed, task))
     check_outputs(network.model, data, task)
     return SearchSetup(analysis, data, settings, device, task=task)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from legr_cli.data.dataset import doubts
+from legr_cli.data.dataset import described, doubts
 from legr_cli.journal import Line
 from legr_cli.progress import Message, Progress, Report, resume_text
 from legr_cli.search.run import SearchProgress
@@ -44,6 +44,7 @@ def opening_messages(setup: SearchSetup, dense: Line, recorded: int, resume: boo
         f"{setup.analysis.network.arch} on {setup.data.feed}: "
         f"{format_score(setup.task, dense['accuracy'])} on {dense['images']} validation images, "
         "which legr never trains on",
+        *described(setup.data, training=setup.settings.fitness == "finetune"),
         *doubts(setup.data),
     ]
     if classes and dense["accuracy"] < 1.5 / classes:

@@ -138,12 +138,14 @@ def run_description(analysis: Analysis, data: Data, settings: Line) -> Line:
         "settings": settings,
         "data": data.card,
         "statistics": data.feed.statistics,
+        **({} if data.as_before else {"pictures": data.pictures}),
     }
 
 
 def provenance(analysis: Analysis, data: Data, settings: Line, seed: int, dense: Line) -> Line:
     """Notes on the network and the images that a ranking was learned from."""
     network = analysis.network
+    about = {"pictures": data.pictures, "class_names": data.class_names}
     return {
         "legr": __version__,
         "arch": network.arch.name,
@@ -154,6 +156,7 @@ def provenance(analysis: Analysis, data: Data, settings: Line, seed: int, dense:
         "weights_sha256": analysis.sha256,
         "data": data.card,
         "statistics": data.feed.statistics,
+        **{key: value for key, value in about.items() if value},
         "settings": settings,
         "seed": seed,
         "dense": dense,

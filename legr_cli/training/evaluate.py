@@ -10,13 +10,15 @@ from torch import nn
 
 from legr_cli.cost import count_flops
 from legr_cli.data.batches import Serving, in_order, shuffled
-from legr_cli.data.dataset import Data, Part, doubts
+from legr_cli.data.dataset import Data, Part, described, doubts
 from legr_cli.errors import DataError, SettingError
 from legr_cli.models.network import Network, as_network
+from legr_cli.settings import Pictures
 from legr_cli.training import loop
 from legr_cli.training.devices import choose
 from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
 from legr_cli.training.loop import recalibrate
+from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Task, finite_or_none, task_for
 
 SPLITS = ("test", "val")
@@ -47,6 +49,9 @@ def evaluate(
     recalibrate: bool = False,
     input_shape: Sequence[int] | None = None,
     normalize: str | None = None,
+    resize: str | None = None,
+    crop: float | None = None,
+    ignore_class_names: bool = False,
     download: bool = False,
     batch_size: int = 250,
     seed: int = 0,
@@ -65,6 +70,11 @@ def evaluate(
         recalibrate: First re-estimate BatchNorm statistics on 1,024 training images, in a copy.
         input_shape: Shape of one image; needed for a SPEC and a module that is not from legr.
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
+        resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and
+            `crop` default to what the network's card records, or else to the dataset's usual.
+        crop: For `resize="crop"`: side of the central crop, relative to the resized picture's.
+        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's card
+            calls them.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         batch_size: Images per batch.
         seed: Selects the images of `"val"` and of `recalibrate`.
@@ -82,7 +92,13 @@ def evaluate(
         >>> legr_cli.evaluate(tuned, "cifar10:data").accuracy
         0.9231
     """
-    images = as_images(data, normalize=normalize, download=download)
+    images = as_images(
+        data,
+        normalize=normalize,
+        download=download,
+        pictures=Pictures(resize=resize, crop=crop),
+        ignore_class_names=ignore_class_names,
+    )
     if not isinstance(images.data, str):
         images = replace(images, validation=images.data)  # evaluate on all of it
     network = as_network(model, input_shape or images.shape)
@@ -117,13 +133,15 @@ def evaluate_each(
         raise SettingError(f"--batch-size must be at least 1, got {batch_size}")
     target, loaded = choose(device), dict[str, Data]()
     for network in networks:
-        key = repr((network.input_shape, images.statistics or network.notes.get("statistics")))
+        recorded = [network.notes.get(key) for key in ("statistics", "pictures", "class_names")]
+        key = repr((network.input_shape, recorded))
         if key not in loaded:
-            loaded[key] = images_for(network, images, seed, task)
-        data = loaded[key]
+            loaded[key] = images_for(network, images, seed, task, missing_ok=True)
+        data = in_memory_format(network.model, loaded[key])
         check_outputs(network.model, data, task)
         flops = count_flops(network.model, network.input_shape, network.module)
-        model = network.model.to(target, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        memory_format = data.feed.memory_format
+        model = network.model.to(target, memory_format=memory_format)  # type: ignore[call-overload]
         if recalibrated:
             recalibrate_on(data, model, target, seed)
         serving = Serving(data.feed, batch_size, target)
@@ -136,7 +154,7 @@ def evaluate_each(
             len(data.classes),
             flops,
             flops / _dense_flops(network, flops),
-            (f"preprocessed as {data.feed}", *doubts(data)),
+            (f"preprocessed as {data.feed}", *described(data), *doubts(data)),
         )
 
 

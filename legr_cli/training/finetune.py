@@ -14,14 +14,14 @@ from legr_cli.journal import Line
 from legr_cli.models.card import with_command
 from legr_cli.models.network import Network, as_network
 from legr_cli.progress import Report, Status, interruptible, silent
-from legr_cli.settings import Training, given
+from legr_cli.settings import Pictures, Training, given
 from legr_cli.training.devices import amp_helps
 from legr_cli.training.evaluate import recalibrate_on
 from legr_cli.training.inputs import (
     Images,
     NetworkSource,
     as_images,
-    check_outputs,
+    check_teacher,
     open_network_and_data,
     open_teacher,
 )
@@ -70,6 +70,11 @@ def finetune(
     validation: Any = None,
     input_shape: Sequence[int] | None = None,
     normalize: str | None = None,
+    resize: str | None = None,
+    crop: float | None = None,
+    random_crop: str | None = None,
+    flip: bool | None = None,
+    ignore_class_names: bool = False,
     download: bool = False,
     device: str = "auto",
     out: str | PathLike[str] | None = None,
@@ -99,6 +104,13 @@ def finetune(
         validation: Your own held-out data, instead of a tenth of `data`.
         input_shape: Shape of one image; needed for a SPEC and a module that is not from legr.
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
+        resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and the
+            next three default to what the network's card records, or else to the dataset's usual.
+        crop: For `resize="crop"`: side of the central crop, relative to the resized picture's.
+        random_crop: For a SPEC: random crops in training, `"none"`, `"padded"` or `"resized"`.
+        flip: For a SPEC: whether to mirror half of the pictures in training.
+        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's card
+            calls them.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
         out: `.safetensors` file to write; an interrupted run can only be resumed with it.
@@ -122,7 +134,14 @@ def finetune(
     overrides = given(epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
     planned = replace(settings, **overrides) if settings else settings_of(recipe, **overrides)
     with out_or_temporary(out, "network.safetensors", resume, force) as path:
-        images = as_images(data, validation, normalize=normalize, download=download)
+        images = as_images(
+            data,
+            validation,
+            normalize=normalize,
+            download=download,
+            pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
+            ignore_class_names=ignore_class_names,
+        )
         network = as_network(model, input_shape or images.shape)
         result = finetune_network(
             NetworkSource(network.copied()),
@@ -166,9 +185,9 @@ def finetune_network(
         report(Status("loading the network and the images"))
         network, data = open_network_and_data(source, images, settings.seed, group, task)
         if isinstance(teacher, tuple):
-            teacher = open_teacher(*teacher, network, data, task)
+            teacher = open_teacher(*teacher, network, data, images, task)
         elif teacher is not None:
-            check_outputs(teacher.model, data, task)
+            check_teacher(teacher, data, images, task)
         stored = {"recipe": RECALIBRATION, "seed": settings.seed} if recalibrate_only else None
         setup = training_setup(network, data, settings, group, teacher, task, stored)
         if recalibrate_only:

@@ -1,7 +1,7 @@
 """Load the inputs of training and evaluation: a network, matching images, and a teacher."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -9,12 +9,16 @@ from torch import Tensor, nn
 
 from legr_cli.channels.switches import evaluating
 from legr_cli.data.batches import Serving, in_order
-from legr_cli.data.dataset import Data, open_data, own_data, parse_statistics, small_size
+from legr_cli.data.class_order import comparable, in_network_order, valid_names
+from legr_cli.data.dataset import Data, open_data, own_data, small_size
+from legr_cli.data.feed import parse_statistics
 from legr_cli.data.own import Rows, own_rows
 from legr_cli.errors import DataError, LegrError, ModelError, SettingError
 from legr_cli.models.network import Network, open_network, with_new_head
+from legr_cli.settings import Pictures
 from legr_cli.shapes import Shapes, image_shape
 from legr_cli.training.loop import forward
+from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.scores import CLASSIFICATION, Task
 
@@ -40,6 +44,8 @@ class Images:
     download: bool = False
     hold_out: bool = True  # whether to split off validation images
     validation: Rows | None = None  # the user's own validation data
+    pictures: Pictures = field(default_factory=Pictures)  # how to resize, crop and mirror
+    ignore_class_names: bool = False  # number classes in sorted order
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -54,6 +60,8 @@ def as_images(
     normalize: str | None = None,
     download: bool = False,
     hold_out: bool = True,
+    pictures: Pictures | None = None,
+    ignore_class_names: bool = False,
 ) -> Images:
     """Convert the data of a public function: a SPEC, a DataLoader, tensors or batches.
 
@@ -67,29 +75,65 @@ def as_images(
                 "validation needs data of your own: legr splits a SPEC into training and "
                 "validation images itself"
             )
-        return Images(data, parse_statistics(normalize), download, hold_out)
+        return Images(
+            data,
+            parse_statistics(normalize),
+            download,
+            hold_out,
+            pictures=pictures or Pictures(),
+            ignore_class_names=ignore_class_names,
+        )
     if normalize is not None or download:
         raise SettingError(
             "normalize and download need a SPEC: normalize data of your own in your dataset"
+        )
+    if pictures not in (None, Pictures()) or ignore_class_names:
+        raise SettingError(
+            "resize, crop, random_crop, flip and ignore_class_names need a SPEC: prepare images of "
+            "your own in your dataset"
         )
     held_out = None if validation is None else own_rows(validation, "validation")
     return Images(own_rows(data), None, False, hold_out, held_out)
 
 
-def images_for(network: Network, images: Images, seed: int, task: Task = CLASSIFICATION) -> Data:
-    """Load images at the network's input size; the seed selects the held-out ones."""
-    if isinstance(images.data, str):
-        return open_data(
-            images.data,
-            image_shape(network.input_shape),
-            seed=seed,
-            statistics=images.statistics or network.notes.get("statistics"),
-            download=images.download,
-            hold_out=images.hold_out,
-        )
-    labels = _classes_of(network) if task.labels else None
+def images_for(
+    network: Network,
+    images: Images,
+    seed: int,
+    task: Task = CLASSIFICATION,
+    missing_ok: bool = False,
+) -> Data:
+    """Load images at the network's input size; the seed selects the held-out ones.
+
+    With `missing_ok`, there may be no images of some of the network's classes.
+    """
     shape, hold_out = image_shape(network.input_shape), images.hold_out
-    return own_data(images.data, images.validation, shape, labels, seed=seed, hold_out=hold_out)
+    if not isinstance(images.data, str):
+        labels = _classes_of(network) if task.labels else None
+        return own_data(images.data, images.validation, shape, labels, seed=seed, hold_out=hold_out)
+    data = open_data(
+        images.data,
+        shape,
+        seed=seed,
+        statistics=images.statistics or network.notes.get("statistics"),
+        pictures=images.pictures,
+        recorded_pictures=network.notes.get("pictures"),
+        download=images.download,
+        hold_out=hold_out,
+    )
+    names = () if images.ignore_class_names else class_names(network)
+    return in_network_order(data, names, missing_ok) if names else data
+
+
+def class_names(network: Network) -> tuple[str, ...]:
+    """What a network calls its classes; nothing if its notes do not name every output."""
+    note = network.notes.get("class_names")
+    if note is None:
+        return ()
+    with evaluating(network.model), torch.no_grad():
+        outputs = forward(network.model, torch.zeros(2, *image_shape(network.input_shape)))
+    is_list = isinstance(outputs, Tensor) and outputs.ndim == 2
+    return valid_names(note, outputs.shape[1]) if is_list else ()
 
 
 def open_network_and_data(
@@ -107,6 +151,9 @@ def open_network_and_data(
         network = open_network(
             spec, source.arch, source.classes, source.shape, seed, weights=source.weights
         )
+    if source.new_head:
+        network = replace(network, notes=_without_classes(network.notes))
+    network.model.float()  # images are float32
     with group.leader_first():
         download = images.download and group.is_leader
         any_size = source.checkpoint is None and source.shape is None and network.arch.own
@@ -120,22 +167,45 @@ def open_network_and_data(
     elif source.new_head:
         network = with_new_head(network, classes, seed)
     network.model.float()  # images are float32
+    data = in_memory_format(network.model, data)
     check_outputs(network.model, data, task)
     return network, data
 
 
+def _without_classes(notes: dict[str, Any]) -> dict[str, Any]:
+    """Notes without what belongs to the classes: their names, and whether flips keep them."""
+    kept = {key: value for key, value in notes.items() if key != "class_names"}
+    if isinstance(pictures := kept.get("pictures"), dict):
+        chosen = {key: pictures[key] for key in ("resize", "crop") if key in pictures}
+        kept["pictures"] = chosen
+    return kept
+
+
 def open_teacher(
-    checkpoint: str, arch: str | None, network: Network, data: Data, task: Task = CLASSIFICATION
+    checkpoint: str, arch: str | None, network: Network, data: Data, images: Images, task: Task
 ) -> Network:
     """Load a teacher with the same classes; its architecture is the network's unless given."""
     classes = None if arch is None else len(data.classes)
     try:
         teacher = open_network(checkpoint, arch, classes, usual=network.arch)
         teacher.model.float()
-        check_outputs(teacher.model, data, task)
+        check_teacher(teacher, data, images, task)
     except LegrError as error:
         raise type(error)(f"--teacher: {error}") from error
     return teacher
+
+
+def check_teacher(teacher: Network, data: Data, images: Images, task: Task) -> None:
+    """A teacher must run on the images, and have the same classes in the same order."""
+    check_outputs(teacher.model, in_memory_format(teacher.model, data), task)
+    if not isinstance(images.data, str) or images.ignore_class_names:
+        return
+    names = class_names(teacher)
+    if names and comparable(data.classes, names) and names != data.classes:
+        raise DataError(
+            "its classes are not those of the network in the same order: pass a teacher for these "
+            "classes, or --ignore-class-names if only their names differ"
+        )
 
 
 def check_outputs(model: nn.Module, data: Data, task: Task = CLASSIFICATION) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from legr_cli.data.dataset import Feed
+from legr_cli.data.feed import Feed
 from legr_cli.errors import ModelError
 from legr_cli.settings import Training
 from legr_cli.training.loop import Loss, forward
@@ -62,6 +62,8 @@ def teacher_from(
 
     @torch.no_grad()
     def teach(images: Tensor) -> Tensor:
+        if teacher_feed.channels_last != feed.channels_last and images.ndim == 4:
+            images = images.contiguous(memory_format=teacher_feed.memory_format)
         if teacher_feed.statistics != feed.statistics:
             images = images * scale.to(images.device) + shift.to(images.device)
         with torch.autocast(images.device.type, half, enabled=half is not None):

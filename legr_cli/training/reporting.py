@@ -1,6 +1,6 @@
 """Progress events of a training run, and the messages before it starts."""
 
-from legr_cli.data.dataset import Data, doubts
+from legr_cli.data.dataset import Data, described, doubts
 from legr_cli.journal import Line
 from legr_cli.progress import Message, Progress, Report, resume_text
 from legr_cli.training.meter import StepProgress
@@ -64,7 +64,11 @@ def _opening_messages(
         images = (
             f"all {len(data.train)} training images, evaluated on {len(data.validation)} of them"
         )
-    messages = [f"{setup.network.arch} on {images}, preprocessed as {data.feed}", *doubts(data)]
+    messages = [
+        f"{setup.network.arch} on {images}, preprocessed as {data.feed}",
+        *described(data, training=True),
+        *doubts(data),
+    ]
     if before is not None:  # on resume, only the leader knows it
         name = "accuracy" if setup.task is CLASSIFICATION else "score"
         score = format_score(setup.task, before["accuracy"])

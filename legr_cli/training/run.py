@@ -52,7 +52,7 @@ class Run:
         )
         self.steps = steps_in(data.train, settings.batch_size)
         self.model = _prepared(model)
-        self.model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model.to(group.device, memory_format=data.feed.memory_format)  # type: ignore[call-overload]
         optimizer = sgd(
             self.model,
             settings.lr,

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from legr_cli.data.dataset import Data, feed_for
+from legr_cli.data.dataset import Data
+from legr_cli.data.feed import feed_for
 from legr_cli.journal import Line
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import Network
 from legr_cli.settings import Training
 from legr_cli.training.devices import half_precision
+from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.objective import Teacher, teacher_from
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.resume import run_key
@@ -57,10 +59,10 @@ class TrainingSetup:
         """The teacher on the device; it sees the same images with its own normalization."""
         if self.teacher is None:
             return None
-        feed = self.data.feed
-        teacher_feed = feed_for(feed, self.teacher.notes.get("statistics"))
-        model = self.teacher.model.float()
-        model.to(self.group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        feed, model = self.data.feed, self.teacher.model.float()
+        own_format = in_memory_format(model, self.data).feed
+        teacher_feed = feed_for(own_format, self.teacher.notes.get("statistics"))
+        model.to(self.group.device, memory_format=teacher_feed.memory_format)  # type: ignore[call-overload]
         return teacher_from(model, self.half, teacher_feed, feed)
 
     def trained_network(self, model: nn.Module, header: Line, results: Line) -> Network:
@@ -73,10 +75,12 @@ class TrainingSetup:
             "processes": self.group.size,
             "made_with": {"python": platform.python_version(), "torch": torch.__version__},
         }
-        statistics = self.data.feed.statistics
-        about_data: Line = {} if statistics is None else {"statistics": statistics}
-        if names := _class_names(self.data):
-            about_data["class_names"] = names
+        known = {
+            "statistics": self.data.feed.statistics,
+            "pictures": self.data.pictures,
+            "class_names": self.data.class_names,
+        }
+        about_data = {key: value for key, value in known.items() if value}
         notes = {**self.network.notes, "legr": __version__, **about_data, "training": training}
         return replace(self.network, model=model.cpu(), notes=notes)
 
@@ -102,16 +106,11 @@ def training_setup(
         "settings": stored_settings or _training_as_json(settings),
         "data": data.card,
         "statistics": data.feed.statistics,
+        **({} if data.as_before else {"pictures": data.pictures}),
     }
     if task is not CLASSIFICATION:
         header["task"] = task.name
     return TrainingSetup(network, data, settings, group, header, teacher, task)
-
-
-def _class_names(data: Data) -> list[str]:
-    """Names of the classes; empty if they are only numbers."""
-    numbers = tuple(map(str, range(len(data.classes))))
-    return [] if data.classes == numbers else list(data.classes)
 
 
 def _training_as_json(settings: Training) -> dict[str, Any]:

@@ -12,11 +12,14 @@ import torch
 import torchvision
 from pictures import folders, paint
 from PIL import Image
+from torchvision.transforms import v2
 
 from legr_cli.data import pixels
 from legr_cli.data.batches import Serving, crop_and_flip, endless, in_order, shuffled
-from legr_cli.data.dataset import Data, open_data, parse_statistics, split_off
+from legr_cli.data.dataset import Data, open_data, split_off
+from legr_cli.data.feed import parse_statistics
 from legr_cli.errors import DataError, SettingError
+from legr_cli.settings import Pictures
 
 CPU = torch.device("cpu")
 NONE = parse_statistics("none")
@@ -86,12 +89,14 @@ def test_other_sizes_and_grey(tmp_path: Path) -> None:
 
 def test_large_images_are_read_as_they_are_needed(tmp_path: Path) -> None:
     folders(tmp_path, size=(140, 120))
-    data = open_data(f"folder:{tmp_path}", (3, 105, 105), seed=0, statistics=NONE)
+    classic = Pictures(crop=0.875, random_crop="resized", flip=True)
+    choices = {"statistics": NONE, "pictures": classic}
+    data = open_data(f"folder:{tmp_path}", (3, 105, 105), seed=0, **choices)
     assert data.train.pixels is None
     images, labels = all_images(data, "test")
     assert images.shape == (6, 3, 105, 105)
     assert labels.tolist() == [0, 0, 1, 1, 2, 2]
-    resize = torchvision.transforms.v2.Resize(120)
+    resize = v2.Resize(120)
     with Image.open(tmp_path / "test" / "dog" / "001.png") as image:
         whole = np.asarray(resize(image).convert("RGB"))
     middle = torch.from_numpy(whole[8:113, 18:123].copy()).permute(2, 0, 1) / 255

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from legr_cli.data.dataset import Feed
+from legr_cli.data.feed import Feed
 from legr_cli.errors import SettingError
 from legr_cli.settings import Training, parse_drops
 from legr_cli.training.ema import ema_model
