@@ -23,6 +23,7 @@ class Traced:
     graph_module: fx.GraphModule
     values: dict[fx.Node, Any]  # tensors are replaced by their shapes
     read_values: tuple[str, ...]  # lines of its code that turn tensors into numbers
+    reads_caches: bool = False  # whether it uses tensors that it neither computes nor stores
 
 
 def trace(model: nn.Module, call: Call) -> Traced:
@@ -37,12 +38,15 @@ def trace(model: nn.Module, call: Call) -> Traced:
             for name in recording.constants:
                 del model.__dict__[name]
     _clean_up(traced)
-    return Traced(traced, recording.values, tuple(recording.read_values))
+    stored = {name for name, _ in model.named_parameters(remove_duplicate=False)} | set(
+        model.state_dict()
+    )
+    caches = any(node.op == "get_attr" and node.target not in stored for node in traced.graph.nodes)
+    return Traced(traced, recording.values, tuple(recording.read_values), caches)
 
 
 def _record(model: nn.Module, call: Call) -> Recording:
     """Run the network and record it; explain why if it does not run."""
-    attributes = set(vars(model))
     try:
         return record(model, call)
     except ModelError:
@@ -53,9 +57,6 @@ def _record(model: nn.Module, call: Call) -> Recording:
             f"the network does not run on a {sizes} input: {_error_location(error)}; "
             "pass the right size with --input"
         ) from error
-    finally:
-        for name in set(vars(model)) - attributes:
-            delattr(model, name)
 
 
 def drop_unused(traced: fx.GraphModule) -> None:
