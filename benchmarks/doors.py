@@ -12,18 +12,21 @@ import argparse
 import copy
 import fnmatch
 import json
+import multiprocessing
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxscript  # noqa: F401 (imported once, here)
 import torch
+import torch.onnx._internal.exporter
+import torchvision  # noqa: F401
 from door_nets import Door, doors, enliven
 from torch import nn
 
@@ -141,27 +144,34 @@ def exported(units: Units, smaller: nn.Module) -> dict[str, Any]:
     return {"exported": True, "onnx": result.difference}
 
 
-def one(name: str) -> None:
-    """Try a network and print its line."""
+def one(name: str, door: Door, answer: Connection) -> None:
+    """Try a network, and send its line."""
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # some networks print
     try:
-        row = tried(name, doors()[name])
+        row = tried(name, door)
     except Exception as error:
         row = {"name": name, "opened": False, "reason": f"{type(error).__name__}: {error}"[:400]}
-    print("\n" + json.dumps(row), flush=True)
+    answer.send(row)
 
 
-def in_process(name: str, seconds: int) -> dict[str, Any]:
+def in_process(name: str, door: Door, seconds: int) -> dict[str, Any]:
     """The line of a network, from a process that may fail or take too long."""
-    command = [sys.executable, os.fspath(Path(__file__)), "--one", name]
+    process_of = multiprocessing.get_context("fork")  # which need not import torch again
+    receiver, sender = process_of.Pipe(duplex=False)
+    process = process_of.Process(target=one, args=(name, door, sender))
+    process.start()
+    sender.close()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-        return dict(json.loads(done.stdout.strip().rpartition("\n")[2]))
-    except subprocess.TimeoutExpired:
+        if receiver.poll(seconds):
+            return dict(receiver.recv())
         return {"name": name, "opened": False, "reason": f"took over {seconds} s"}
-    except ValueError:
-        return {"name": name, "opened": False, "reason": f"ended: {done.stderr.strip()[-200:]}"}
+    except EOFError:
+        return {"name": name, "opened": False, "reason": f"ended with exit code {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
 
 
 def line(row: dict[str, Any]) -> str:
@@ -182,19 +192,16 @@ def main() -> None:
     parser.add_argument("patterns", nargs="*", default=["*"])
     parser.add_argument("--journal", type=Path, default=Path("doors.jsonl"))
     parser.add_argument("--seconds", type=int, default=300, help="Time limit for a network.")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        one(options.one)
-        return
     text = options.journal.read_text() if options.journal.exists() else ""
     rows = {row["name"]: row for row in map(json.loads, text.splitlines())}
-    names = [n for n in doors() if any(fnmatch.fnmatch(n, p) for p in options.patterns)]
+    table = doors()
+    names = [n for n in table if any(fnmatch.fnmatch(n, p) for p in options.patterns)]
     print("| network | size | opened | prunable | right | exported | s | reason, or what pins |")
     print("|---|---|---|---|---|---|---|---|")
     for name in names:
         if name not in rows:
-            rows[name] = in_process(name, options.seconds)
+            rows[name] = in_process(name, table[name], options.seconds)
             with options.journal.open("a") as journal:
                 journal.write(json.dumps(rows[name]) + "\n")
         print(line(rows[name]), flush=True)

@@ -39,7 +39,7 @@ def _count_call(model: nn.Module, call: Call) -> int:
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
     with evaluating(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        analysis = FlopCountAnalysis(_TensorsOnly(model, call), tuple(call.tensors))
+        analysis = FlopCountAnalysis(TensorsOnly(model, call), tuple(call.tensors))
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
         analysis.set_op_handle("aten::_convolution_mode", _same_padding_flops)
         try:
@@ -56,7 +56,7 @@ def _same_padding_flops(inputs: list[Any], outputs: list[Any]) -> int:
     return int(conv_flop_count(get_shape(inputs[0]), get_shape(inputs[1]), get_shape(outputs[0])))
 
 
-class _TensorsOnly(nn.Module):
+class TensorsOnly(nn.Module):
     """Wraps a network to take and return tensors only, which is all that fvcore can trace."""
 
     def __init__(self, model: nn.Module, call: Call) -> None:
