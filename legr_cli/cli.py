@@ -112,7 +112,7 @@ def _print_version() -> None:
 
 
 def legr(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 (handled by its callback)
         bool,
         typer.Option(
             "--version",
@@ -135,6 +135,9 @@ def legr(
     Results go to stdout; progress and notes go to stderr. Exit codes: 0 on success, 1 on an error
     (reported in one line), 2 on invalid usage, 130 when interrupted with Ctrl-C.
     """
+    from legr_cli.commands.output import show_logged_notes
+
+    show_logged_notes()
 
 
 app.callback(help=help_text(legr))(legr)

@@ -4,27 +4,34 @@ Every cost is `coefficient × output channels × input channels` (or one of the 
 counted by **group**: units that occur in the same tensors equally often, so they cost the same.
 """
 
+import contextlib
 import logging
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from legr_cli.channels.inputs import Call, Shapes, Source
+from legr_cli.channels.inputs import Call, Source
 from legr_cli.channels.structures import tensors
 from legr_cli.channels.switches import evaluating
 from legr_cli.channels.units import Kept, Units
 from legr_cli.errors import ModelError, first_line
+from legr_cli.flop_handles import HANDLES
+from legr_cli.shapes import Shapes
 
 
 def count_flops(model: nn.Module, input_shape: Shapes, module: str = "") -> int:
     """Count the FLOPs of one image with fvcore: one fused multiply-add is one FLOP.
 
     `input_shape` is the size of one image, or that of each input by name; `module` names the part
-    of the network to count. Raises ModelError if fvcore cannot run the network.
+    of the network to count. What fvcore leaves out, such as recurrent layers and attention, is in
+    `flop_handles`. Raises ModelError if fvcore cannot run the network.
     """
     source = Source(model, input_shape, module)
     return _count_call(source.part, source.call(batch=1))
@@ -37,11 +44,11 @@ def _count_call(model: nn.Module, call: Call) -> int:
         from fvcore.nn import FlopCountAnalysis
 
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
-    with evaluating(model), warnings.catch_warnings():
+    with evaluating(model), _plain_attention(), _PaddingForUnpooling(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         analysis = FlopCountAnalysis(TensorsOnly(model, call), tuple(call.tensors))
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-        analysis.set_op_handle("aten::_convolution_mode", _same_padding_flops)
+        analysis.set_op_handle(**HANDLES)
         try:
             return int(analysis.total())
         except Exception as error:
@@ -49,11 +56,53 @@ def _count_call(model: nn.Module, call: Call) -> int:
             raise ModelError(f"fvcore cannot count the FLOPs of this network: {reason}") from error
 
 
-def _same_padding_flops(inputs: list[Any], outputs: list[Any]) -> int:
-    """Count the FLOPs of a convolution with padding="same" or "valid", which fvcore ignores."""
-    from fvcore.nn.jit_handles import conv_flop_count, get_shape
+@contextlib.contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Run `nn.MultiheadAttention` as the ops it consists of, not as one that cannot be counted."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
-    return int(conv_flop_count(get_shape(inputs[0]), get_shape(inputs[1]), get_shape(outputs[0])))
+
+class _PaddingForUnpooling(TorchFunctionMode):
+    """Pads where a network calls max-unpooling, whose sizes `torch.jit` cannot trace.
+
+    Both give a tensor of the same size, and fvcore counts neither.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        space = _UNPOOLING.get(func)
+        if space is None:
+            return func(*args, **(kwargs or {}))
+        names = ("input", "indices", "kernel_size", "stride", "padding", "output_size")
+        given = {"stride": None, "padding": 0, "output_size": None, **(kwargs or {})}
+        given |= dict(zip(names, args, strict=False))
+        x = given["input"]
+        now = [int(n) for n in x.shape[-space:]]
+        kernel = _per_dim(given["kernel_size"], space)
+        stride = _per_dim(given["stride"] or kernel, space)
+        padding = _per_dim(given["padding"], space)
+        sizes = [
+            (n - 1) * s - 2 * p + k for n, k, s, p in zip(now, kernel, stride, padding, strict=True)
+        ]
+        if given["output_size"] is not None:
+            sizes = [int(n) for n in given["output_size"][-space:]]
+        # pairs from the last dimension backwards
+        amounts = [(0, new - old) for new, old in zip(sizes, now, strict=True)][::-1]
+        return F.pad(x, [amount for pair in amounts for amount in pair])
+
+
+_UNPOOLING = {F.max_unpool1d: 1, F.max_unpool2d: 2, F.max_unpool3d: 3}
+
+
+def _per_dim(value: Any, space: int) -> list[int]:
+    """One number for each dimension of space."""
+    return [value] * space if isinstance(value, int) else list(value)
 
 
 class TensorsOnly(nn.Module):

@@ -8,13 +8,14 @@ the blocks of the level above, so they nest.
 """
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 
 from legr_cli.channels.units import Kept, Units
 from legr_cli.cost import Cost, CostTerms
-from legr_cli.errors import BudgetError
-from legr_cli.settings import Align
+from legr_cli.errors import BudgetError, SettingError
+from legr_cli.settings import Align, LayerShares
 
 LEVELS = 10  # plans nest at every tenth of the dense cost
 SLACK = 0.001  # share of the dense cost that may stay unused
@@ -30,6 +31,7 @@ class Blocks:
     protected: np.ndarray  # blocks of each group that always stay
     ranked: tuple[np.ndarray, ...]  # units of each group, best first
     place: np.ndarray  # rank of each block within its group, from 0
+    advice: str  # what to do about a target that is out of reach
 
     def units(self, blocks: np.ndarray, cost: Cost) -> np.ndarray:
         """Count the units in the first `blocks` blocks of each group; the last may be smaller."""
@@ -44,11 +46,17 @@ class Blocks:
 
 
 def arrange(
-    units: Units, cost: Cost, importance: np.ndarray, min_keep: float, align: Align
+    units: Units,
+    cost: Cost,
+    importance: np.ndarray,
+    min_keep: float,
+    align: Align,
+    layers: LayerShares = (),
 ) -> Blocks:
     """Rank units in blocks, and protect the best ⌈min_keep·n⌉ units of every layer.
 
-    `importance` has one value per unit, higher is better; `min_keep` is a share from 0 to 1.
+    `importance` has one value per unit, higher is better; `min_keep` is a share from 0 to 1, and
+    `layers` has higher ones for layers whose names match a pattern.
     """
     order = np.argsort(-importance, kind="stable")
     position = np.empty_like(order)  # rank of each unit in the network
@@ -57,11 +65,9 @@ def arrange(
     by_group = order[np.argsort(cost.group_of[order], kind="stable")]
     ranked = tuple(np.split(by_group, np.cumsum(cost.sizes)[:-1]))
     step = np.minimum(align.blocks(cost.channels * cost.sizes, cost.channels), cost.sizes)
-    least = np.zeros(len(cost.sizes), int)
-    for members, share in _protected_shares(units, min_keep):
-        count = max(1, int(np.ceil(share * len(members) - 1e-9)))
-        best = members[np.argsort(position[members])][:count]
-        least = np.maximum(least, np.bincount(cost.group_of[best], minlength=len(least)))
+    least, at_zero = (
+        _protected(units, cost, position, *shares) for shares in ((min_keep, layers), (0.0, ()))
+    )
     totals = -(-cost.sizes // step)  # rounded up
     # list the blocks group by group: a block's place is its index minus that of its group's first
     group = np.repeat(np.arange(len(step)), totals)
@@ -72,17 +78,68 @@ def arrange(
     middle = position[by_group[start[group] + place * step[group] + size // 2]]
     sort = np.argsort(middle, kind="stable")
     protected = -(-least // step)
-    return Blocks(group[sort], step, totals, protected, ranked, place[sort])
+    advice = _advice(units, bool((least > at_zero).any()), bool((step > 1).any()))
+    return Blocks(group[sort], step, totals, protected, ranked, place[sort], advice)
 
 
-def _protected_shares(units: Units, min_keep: float) -> list[tuple[np.ndarray, float]]:
-    """Pair the units of every layer with `min_keep`, and those of every tensor with 0.
+def _protected(
+    units: Units, cost: Cost, position: np.ndarray, min_keep: float, layers: LayerShares
+) -> np.ndarray:
+    """Count the units of each group that are protected."""
+    least = np.zeros(len(cost.sizes), int)
+    for members, share in _protected_shares(units, min_keep, layers):
+        count = max(1, int(np.ceil(share * len(members) - 1e-9)))
+        best = members[np.argsort(position[members])][:count]
+        least = np.maximum(least, np.bincount(cost.group_of[best], minlength=len(least)))
+    return least
+
+
+def _advice(units: Units, min_keep_helps: bool, align_helps: bool) -> str:
+    """What to do about a target that is out of reach, and which ops stand in the way."""
+    options = [("--min-keep", min_keep_helps), ("--align", align_helps)]
+    lower = " or ".join(option for option, helps in options if helps)
+    advice = f"raise the target, or lower {lower}" if lower else "raise the target"
+    channels: dict[str, int] = {}
+    for verb, pins in (("pinned", units.pins), ("tied into one unit", units.tied)):
+        for pin in pins:
+            what = f"{verb} by {pin.reason}"
+            channels[what] = channels.get(what, 0) + pin.channels
+    channels.pop("pinned by the network's output", None)
+    worst = sorted(channels, key=lambda what: -channels[what])[:2]
+    obstacles = [f"{channels[what]} channels are {what}" for what in worst]
+    return "; ".join([advice, *obstacles])
+
+
+def _protected_shares(
+    units: Units, min_keep: float, layers: LayerShares
+) -> list[tuple[np.ndarray, float]]:
+    """Pair the units of every layer with the share to keep, and those of every tensor with 0.
 
     At least one unit is protected even for a share of 0, so that no tensor vanishes.
     """
-    layers = [np.unique(units.unit_of(layer.out)) for layer in units.flow.layers.values()]
-    pairs = [(members[members >= 0], min_keep) for members in layers if (members >= 0).any()]
+    shares = _shares_by_layer(list(units.flow.layers), min_keep, layers)
+    pairs = []
+    for name, layer in units.flow.layers.items():
+        members = np.unique(units.unit_of(layer.out))
+        if (members >= 0).any():
+            pairs.append((members[members >= 0], shares[name]))
     return pairs + [(members, 0.0) for members in units.tensor_units]
+
+
+def _shares_by_layer(names: list[str], min_keep: float, layers: LayerShares) -> dict[str, float]:
+    """The share of each layer to keep: the highest that applies to it.
+
+    A pattern names layers, as in a shell, or the module that contains them.
+    """
+    shares = dict.fromkeys(names, min_keep)
+    for pattern, share in layers:
+        matching = [n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")]
+        if not matching:
+            close = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            raise SettingError(f"--keep {pattern} matches no layer; this network has {close}")
+        for name in matching:
+            shares[name] = max(shares[name], share)
+    return shares
 
 
 def uniform_scores(importance: np.ndarray, group_of: np.ndarray) -> np.ndarray:
@@ -112,7 +169,7 @@ def cut(
     if lowest > share * dense:
         raise BudgetError(
             f"{share:g} of the {what} cannot be reached: the lowest is "
-            f"{floor(cost, blocks, terms):g}; raise the target, or lower --min-keep or --align"
+            f"{floor(cost, blocks, terms):g}; {blocks.advice}"
         )
     above = blocks.totals
     for level in range(LEVELS - 1, -1, -1):

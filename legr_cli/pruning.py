@@ -5,7 +5,7 @@ Nothing here reads data, writes files or prints.
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.check import disagreement
+from legr_cli.channels.inputs import submodule
 from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params, price
 from legr_cli.cut import arrange, cut, floor, uniform_scores
@@ -22,7 +23,7 @@ from legr_cli.latency import Clock, Timing, fast_enough
 from legr_cli.models.card import without_results
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.kept import kept_channels
-from legr_cli.models.network import Network, as_network, on_cpu
+from legr_cli.models.network import Network, as_network, on_cpu, part_of
 from legr_cli.ranking import (
     Filters,
     Ranking,
@@ -32,7 +33,8 @@ from legr_cli.ranking import (
     importance,
     read_ranking,
 )
-from legr_cli.settings import Align, Prune, parse_align
+from legr_cli.settings import Align, LayerShares, Prune, parse_align
+from legr_cli.shapes import Shapes
 from legr_cli.targets import TARGETS, Target
 from legr_cli.version import __version__
 
@@ -67,7 +69,7 @@ class Pruned:
 
 def analyze(network: Network) -> Analysis:
     """Trace a network, group its channels into units and compute their cost."""
-    units = couple(network.model, network.input_shape)
+    units = couple(network.model, network.input_shape, network.module)
     cost = price(units)
     flops, params = (round(cost.total(terms, cost.sizes)) for terms in (cost.flops, cost.params))
     sha256 = fingerprint(network.model)
@@ -108,7 +110,14 @@ def plans(
     """
     _check_width(analysis, settings.align)
     scores = _scores(analysis, ranking)
-    blocks = arrange(analysis.units, analysis.cost, scores, settings.min_keep, settings.align)
+    blocks = arrange(
+        analysis.units,
+        analysis.cost,
+        scores,
+        settings.min_keep,
+        settings.align,
+        settings.min_keep_layers,
+    )
 
     def at(what: str, share: float) -> Kept:
         counts = cut(analysis.cost, blocks, getattr(analysis.cost, what), share, TARGETS[what].noun)
@@ -124,10 +133,12 @@ def plans(
     return [decided(target) for target in settings.targets]
 
 
-def lowest_share(analysis: Analysis, align: Align, min_keep: float = 0.1) -> float:
+def lowest_share(
+    analysis: Analysis, align: Align, min_keep: float = 0.1, layers: LayerShares = ()
+) -> float:
     """The lowest share of the FLOPs that a network can be pruned to."""
     scores = importance(analysis.filters, identity(analysis.filters))
-    blocks = arrange(analysis.units, analysis.cost, scores, min_keep, align)
+    blocks = arrange(analysis.units, analysis.cost, scores, min_keep, align, layers)
     return floor(analysis.cost, blocks, analysis.cost.flops)
 
 
@@ -166,7 +177,8 @@ def _apply_plan(
     """Prune one network and verify it."""
     network, units = analysis.network, analysis.units
     smaller = apply(units, kept)
-    flops, params = count_flops(smaller, network.input_shape), count_params(smaller)
+    flops = count_flops(smaller, network.input_shape, network.module)
+    params = count_params(submodule(smaller, network.module))
     difference = _checked(units, kept, smaller, target)
     notes = {
         "dense_sha256": analysis.sha256,
@@ -183,12 +195,14 @@ def _apply_plan(
         "align": settings.align.name,
         "min_keep": settings.min_keep,
     }
+    if settings.min_keep_layers:
+        notes["min_keep_layers"] = dict(settings.min_keep_layers)
     if timing is not None:
         notes["latency"] = asdict(timing)
     if "statistics" in ranking.notes:
         notes.setdefault("statistics", ranking.notes["statistics"])
     channels = kept_channels(units, kept, network.kept)
-    result = Network(smaller, network.arch, network.input_shape, channels, notes)
+    result = replace(network, model=smaller, kept=channels, notes=notes)
     return Pruned(target, result, flops, params, _widths(units, kept), difference, timing)
 
 
@@ -241,7 +255,7 @@ class NetworkSummary:
     """The prunable units and the cost of a network."""
 
     arch: str
-    input_shape: tuple[int, ...]
+    input_shape: Shapes
     flops: int  # for one image, by fvcore; one multiply-add counts as one
     params: int
     units: int  # sets of channels that can only be removed together
@@ -249,16 +263,30 @@ class NetworkSummary:
     lowest_flops_share: dict[str, float]  # by `--align`
     layers: tuple[LayerSummary, ...]
     pinned: tuple[PinnedChannels, ...]  # also of layers that have no rule, and so no summary
+    tied: tuple[PinnedChannels, ...]  # layers that are one unit, and the op that ties them
     other_flops: int  # of norms, pools and the like
     sha256: str  # of the weights
+    module: str = ""  # the part of the network that this is about; "": all of it
+    whole_flops: int | None = None  # of the network around that part, if fvcore can count them
 
 
-def inspect(model: nn.Module, input_shape: Sequence[int] | None = None) -> NetworkSummary:
+def inspect(
+    model: nn.Module,
+    input_shape: Sequence[int] | Shapes | None = None,
+    *,
+    module: str = "",
+    keep: Sequence[str] = (),
+    min_keep: float | Mapping[str, float] = 0.1,
+) -> NetworkSummary:
     """Show what can be pruned in a network, layer by layer.
 
     Args:
         model: Any module; it is not changed.
-        input_shape: Shape of one image, such as `(3, 224, 224)`; a module from legr knows its own.
+        input_shape: Shape of one image, such as `(3, 224, 224)`, or of each input by name; a module
+            from legr knows its own.
+        module: Name of the part to look at, such as `"backbone"`, whatever surrounds it.
+        keep: Patterns of layer names that are never pruned, for the lowest reachable share.
+        min_keep: Minimum share of each layer's channels to keep, or shares by pattern.
 
     Returns:
         Layers, prunable units, FLOPs, and which channels are pinned and why.
@@ -271,11 +299,24 @@ def inspect(model: nn.Module, input_shape: Sequence[int] | None = None) -> Netwo
         >>> legr_cli.inspect(model, (3, 96, 96)).lowest_flops_share["auto"]
         0.031
     """
-    network = as_network(model, input_shape)
-    return summarize(analyze(replace(network, model=on_cpu(network.model))))
+    network = part_of(as_network(model, input_shape), module)
+    analysis = analyze(replace(network, model=on_cpu(network.model)))
+    return summarize(analysis, *_min_keep(min_keep, keep))
 
 
-def summarize(analysis: Analysis) -> NetworkSummary:
+def _min_keep(
+    min_keep: float | Mapping[str, float], keep: Sequence[str]
+) -> tuple[float, LayerShares]:
+    """The share of all layers to keep, and those of some."""
+    layers = [(pattern, 1.0) for pattern in keep]
+    if isinstance(min_keep, Mapping):
+        return Prune.min_keep, (*layers, *min_keep.items())
+    return min_keep, tuple(layers)
+
+
+def summarize(
+    analysis: Analysis, min_keep: float = 0.1, keep_layers: LayerShares = ()
+) -> NetworkSummary:
     """Summarize an analysis, as `inspect` returns it."""
     units, cost = analysis.units, analysis.cost
     flops = cost.flops_by_layer(cost.sizes)
@@ -303,23 +344,41 @@ def summarize(analysis: Analysis) -> NetworkSummary:
         analysis.params,
         units.count,
         len(cost.sizes),
-        {name: lowest_share(analysis, parse_align(name)) for name in ("auto", "1")},
+        {
+            name: lowest_share(analysis, parse_align(name), min_keep, keep_layers)
+            for name in ("auto", "1")
+        },
         tuple(layers),
         pins,
+        tuple(PinnedChannels(tie.layer, tie.channels, tie.reason) for tie in units.tied),
         analysis.flops - round(sum(flops[name] for name in units.flow.layers)),
         analysis.sha256,
+        analysis.network.module,
+        _whole_flops(analysis.network),
     )
+
+
+def _whole_flops(network: Network) -> int | None:
+    """FLOPs of a network of which only a part is looked at; None if fvcore cannot count them."""
+    if not network.module:
+        return None
+    try:
+        return count_flops(network.model, network.input_shape)
+    except LegrError:
+        return None
 
 
 def prune(
     model: nn.Module,
-    input_shape: Sequence[int] | None = None,
+    input_shape: Sequence[int] | Shapes | None = None,
     *,
     flops: float | None = None,
     params: float | None = None,
     ranking: "Ranking | str | os.PathLike[str] | None" = None,
     align: str | int = "auto",
-    min_keep: float = 0.1,
+    min_keep: float | Mapping[str, float] = 0.1,
+    keep: Sequence[str] = (),
+    module: str = "",
     arch: str | Callable[..., nn.Module] | None = None,
 ) -> nn.Module:
     """Prune a network to a share of its FLOPs or parameters: offline, without data.
@@ -328,13 +387,18 @@ def prune(
 
     Args:
         model: Any module; it is not changed.
-        input_shape: Shape of one image, such as `(3, 224, 224)`; a module from legr knows its own.
+        input_shape: Shape of one image, such as `(3, 224, 224)`, or of each input by name; a module
+            from legr knows its own.
         flops: Share of the FLOPs to keep at most, over 0 and up to 1.
         params: Share of the parameters to keep at most; pass either this or `flops`.
         ranking: What `legr_cli.learn` gave, a ranking.json, `"uniform"` for the same share of
             every layer, or None for plain squared norms.
         align: Multiples to keep channel counts at, as `--align` takes them; 1 is the paper's.
-        min_keep: Minimum share of each layer's channels to keep.
+        min_keep: Minimum share of each layer's channels to keep, or shares by pattern of layer
+            names, such as `{"stage1.*": 0.5}`.
+        keep: Patterns of layer names that are never pruned, such as `["head"]`.
+        module: Name of the part to prune, such as `"backbone"`, whatever surrounds it; targets are
+            shares of that part.
         arch: `"module:factory"` of a network of your own, or the factory itself, so that
             `legr_cli.save` can write the result.
 
@@ -357,8 +421,14 @@ def prune(
     ]
     if len(targets) != 1:
         raise SettingError("pass one of flops and params")
-    settings = Prune(targets=tuple(targets), align=parse_align(str(align)), min_keep=min_keep)
-    network = as_network(model, input_shape, arch)
+    share, layers = _min_keep(min_keep, keep)
+    settings = Prune(
+        targets=tuple(targets),
+        align=parse_align(str(align)),
+        min_keep=share,
+        min_keep_layers=layers,
+    )
+    network = part_of(as_network(model, input_shape, arch), module)
     analysis = analyze(replace(network, model=on_cpu(network.model)))
     resolved = resolve_ranking(analysis, ranking)
     decided = plans(analysis, resolved, settings)

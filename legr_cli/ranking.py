@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from legr_cli.channels.slicing import by_filter
 from legr_cli.channels.units import Units
 from legr_cli.errors import CheckpointError, RankingError, first_line
 
@@ -79,7 +80,7 @@ def collect_filters(units: Units, metric: str = DEFAULT_METRIC) -> Filters:
         removable = unit_of >= 0
         if not removable.any():
             continue
-        weight = module.weight.detach().movedim(module.axes.out or 0, 0).flatten(1)
+        weight = by_filter(module.weight.detach(), module.axes).reshape(len(module.out), -1)
         values = measure(weight.double()).cpu().numpy()
         if not np.isfinite(values).all():
             raise CheckpointError(

@@ -4,6 +4,7 @@ import itertools
 import math
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,15 +69,35 @@ def this_cpu() -> str:
     )
 
 
-def parse_input(text: str | None) -> tuple[int, ...] | None:
-    """Parse the shape of one image, such as `3x224x224`; None stays None."""
-    if text is None:
-        return None
-    if not re.fullmatch(r"\d{1,5}(x\d{1,5}){1,3}", text) or "0" in text.split("x"):
-        raise SettingError(
-            f"--input {text}: expected channels, height and width, such as 3x224x224"
-        )
-    return tuple(int(side) for side in text.split("x"))
+LayerShares = tuple[tuple[str, float], ...]  # by pattern of layer names: the share to keep
+
+
+def parse_min_keep(texts: Sequence[str], keep: Sequence[str] = ()) -> tuple[float, LayerShares]:
+    """Parse `0.1` and `stage1.*=0.5`; the patterns in `keep` are kept whole.
+
+    Returns the share for all layers, and those for some.
+    """
+    share, layers = 0.1, [(pattern, 1.0) for pattern in keep]
+    for text in texts:
+        pattern, _, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            raise SettingError(
+                f"--min-keep {text}: expected a share such as 0.1, or PATTERN=SHARE"
+            ) from None
+        if pattern:
+            layers.append((pattern, value))
+        else:
+            share = value
+    return share, tuple(layers)
+
+
+def _check_min_keep(share: Any, layers: LayerShares) -> None:
+    """Check the shares of layers to keep."""
+    for name, value in (("--min-keep", share), *((f"--min-keep {p}", v) for p, v in layers)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise SettingError(f"{name} must be from 0 to 1, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +107,12 @@ class Prune:
     targets: tuple[Target, ...]
     align: Align
     min_keep: float = 0.1  # fraction of every layer that is always kept
+    min_keep_layers: LayerShares = ()  # for layers that match a pattern: at least this fraction
 
     def __post_init__(self) -> None:
         if not self.targets:
             raise SettingError("no target: pass --flops 0.4, --params 0.4 or --latency 0.5")
-        if not isinstance(self.min_keep, int | float) or not 0 <= self.min_keep <= 1:
-            raise SettingError(f"--min-keep must be from 0 to 1, got {self.min_keep}")
+        _check_min_keep(self.min_keep, self.min_keep_layers)
         if len({target.label for target in self.targets}) < len(self.targets):
             raise SettingError("the same target is given twice")
 
@@ -134,6 +155,7 @@ class Search:
     amp: bool = False  # adapt in half precision where the device supports it
     val_images: int = 10_000  # maximum number of images to evaluate on
     min_keep: float = 0.1
+    min_keep_layers: LayerShares = ()
     align: Align = Align()
     seed: int = 0
     workers: int = 1  # W: candidate e depends only on results up to e − W
@@ -170,7 +192,12 @@ class Search:
     def cut(self) -> Prune:
         """The settings with which every candidate is pruned."""
         targets = tuple(Target("flops", share) for share in self.flops)
-        return Prune(targets=targets, align=self.align, min_keep=self.min_keep)
+        return Prune(
+            targets=targets,
+            align=self.align,
+            min_keep=self.min_keep,
+            min_keep_layers=self.min_keep_layers,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,17 @@ import digits_net
 import pytest
 import torch
 
+SLOW_FIXTURES = {"told", "versus"}  # a whole demo, a whole comparison
+
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that waits for a slow fixture is slow, however little it does itself."""
+    for item in items:
+        if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,8 +30,9 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The networks of the tests are found by other processes, too."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    """Other processes, too, find this checkout and the networks of the tests."""
+    tests = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tests.parent, tests))))
 
 
 @pytest.fixture(scope="session")

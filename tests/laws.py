@@ -11,7 +11,8 @@ from torch import nn
 from legr_cli.channels import Units, apply
 from legr_cli.channels.check import masked_output
 from legr_cli.channels.inputs import Call
-from legr_cli.channels.switches import evaluating
+from legr_cli.channels.slicing import by_filter
+from legr_cli.channels.switches import WithoutNoise, evaluating
 from legr_cli.channels.trace import fetch_attr
 from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params
@@ -63,16 +64,19 @@ def law1_dead_channels_change_nothing(units: Units, model: nn.Module, kept: Kept
         for layer in units.flow.layers.values():
             gone = torch.from_numpy(~units.keeps(kept, layer.out))
             weight, bias = _tensors_of(dead, layer.name, layer.bias)
-            weight.movedim(layer.axes.out, 0)[gone] = 0
+            view = by_filter(weight, layer.axes)
+            view[gone.reshape(layer.axes.groups, -1) if view.ndim > weight.ndim else gone] = 0
             if bias is not None:
                 bias[gone] = 0
         for name, ids in units.flow.channelwise.items():
             module = dict(dead.named_modules()).get(name)
             gone = torch.from_numpy(~units.keeps(kept, ids))
+            if name in dict(dead.named_parameters()):
+                fetch_attr(dead, name)[gone] = 0
             if isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm) and module.affine:
                 module.weight[gone] = 0
                 module.bias[gone] = 0
-        with evaluating(dead):
+        with evaluating(dead), WithoutNoise():
             x = images(units, model)
             assert same(dead(x), apply(units, kept)(x))
 
@@ -87,7 +91,7 @@ def _tensors_of(model: nn.Module, name: str, bias: str | None) -> tuple:
 
 def law2_pruned_is_dense_silenced(units: Units, model: nn.Module, kept: Kept) -> None:
     x = images(units, model)
-    with torch.no_grad():
+    with torch.no_grad(), WithoutNoise():
         assert same(masked_output(units, kept, Call((x,))), apply(units, kept)(x))
 
 

@@ -612,6 +612,178 @@ class PinnedByMax(nn.Module):
         return self.head(F.relu(self.last(x)))
 
 
+class TwoGroups(nn.Module):
+    """conv26 - conv34 in two groups (13 → 17 each) - relu - conv22 in two (17 → 11) - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = conv(3, 26), conv(26, 34, groups=2), conv(34, 22, groups=2)
+        self.head = head(22)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(F.relu(self.b(F.relu(self.a(F.relu(self.stem(x)))))))
+
+
+class GroupShuffle(nn.Module):
+    """conv39 - grouped conv - shuffle - depthwise - grouped conv ─(+)─ head, all in 3 groups"""
+
+    def __init__(self, width: int, groups: int) -> None:
+        super().__init__()
+        self.stem, self.groups = conv(3, width), groups
+        self.a, self.c = (conv(width, width, 1, groups=groups) for _ in range(2))
+        self.b, self.head = conv(width, width, groups=width), head(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        y = F.channel_shuffle(F.relu(self.a(x)), self.groups)
+        return self.head(F.relu(x + self.c(self.b(y))))
+
+
+class SplitAttention(nn.Module):
+    """conv13 - conv26 in two groups, summed with softmax weights from fc11 - conv23 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.two = conv(3, 14), conv(14, 26, groups=2)
+        self.squeeze, self.excite = nn.Linear(13, 11), nn.Linear(11, 26)
+        self.last, self.head = conv(13, 23), head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, _, h, w = x.shape
+        both = F.relu(self.two(F.relu(self.stem(x)))).view(n, 2, 13, h, w)
+        weights = self.excite(F.relu(self.squeeze(both.sum(1).mean((2, 3))))).view(n, 2, 13, 1, 1)
+        return self.head(F.relu(self.last((both * weights.softmax(1)).sum(1))))
+
+
+class TransposedGroups(nn.Module):
+    """conv15 - transposed conv in 5 groups (3 → 7) - transposed depthwise ×2 (70) - conv5 - head"""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.stem = conv(3, 3 * groups)
+        self.up = nn.ConvTranspose2d(3 * groups, 7 * groups, 6, stride=2, groups=groups)
+        self.dw = nn.ConvTranspose2d(7 * groups, 14 * groups, 5, groups=7 * groups)
+        self.last, self.head = conv(14 * groups, 5, 1), head(5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(F.relu(self.last(self.dw(F.relu(self.up(F.relu(self.stem(x))))))))
+
+
+class Step(nn.Module):
+    """conv13 - what `step` does to it - conv23 - head"""
+
+    def __init__(self, step: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.stem, self.last, self.step = conv(3, 13), conv(13, 23), step
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(F.relu(self.last(self.step(F.relu(self.stem(x))))))
+
+
+def masked(x: torch.Tensor) -> torch.Tensor:
+    """Comparisons that choose between tensors of the same channels."""
+    x = torch.where(x > x.mean((2, 3), keepdim=True), x, 0.5 * x)
+    return x.masked_fill((x < 0.1) | ~(x <= 2), 0.0)
+
+
+def peaks(x: torch.Tensor) -> torch.Tensor:
+    """Values and indices along a dimension of space, and statistics of space."""
+    flat = x.flatten(2)
+    strong = flat.topk(5, -1).values.sum(-1) + torch.max(flat, 2)[0] - flat.std(2)
+    strong = strong * flat.sort(-1, descending=True)[0][..., 0] / (1 + flat.norm(dim=-1))
+    strong = strong + torch.maximum(strong, flat.median(-1)[0]) * torch.norm(x, 2, (2, 3))
+    return x * strong[:, :, None, None] * (flat.argmax(2) > 7).to(x)[:, :, None, None]
+
+
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    """Noise and ranges, of a fixed width or that of x."""
+    scale = torch.arange(1, 14, dtype=x.dtype).reshape(1, 13, 1, 1)
+    x = x * scale * torch.rand(x.size(0), 13, 1, 1, dtype=x.dtype)
+    return x * (torch.ones(13, dtype=x.dtype)[:, None, None] + torch.rand_like(x))
+
+
+def warped(x: torch.Tensor) -> torch.Tensor:
+    """Sampled along a tilted grid."""
+    tilt = torch.tensor([[[1, 0.2, 0], [-0.1, 0.8, 0.1]]], dtype=x.dtype)
+    grid = F.affine_grid(tilt.expand(x.size(0), -1, -1), [x.size(0), 1, 11, 9], False)
+    return F.grid_sample(x, grid, align_corners=False)
+
+
+def assigning(x: torch.Tensor) -> torch.Tensor:
+    """Values assigned to a part of space, for all channels."""
+    y = torch.zeros_like(x)
+    y[:, :, 1:] = x[:, :, :-1]
+    y[..., :2] = 0.5 * x[..., 3:5]
+    return y
+
+
+class State(nn.Module):
+    """conv13 ─┬─ conv13 of cat with a state of zeros of a fixed width, three times ─ head"""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.stem, self.update, self.how = conv(3, 13), conv(26, 13), how
+        self.head = head(13)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        state = torch.zeros(x.size(0), 13, x.size(2), x.size(3)).to(x)
+        if self.how == "new_zeros":
+            state = x.new_zeros(x.size(0), 13, *x.shape[2:])
+        for _ in range(3):
+            state = F.relu(self.update(torch.cat([x, state], 1)))
+        return self.head(state)
+
+
+class Unpool(nn.Module):
+    """conv13 - max pool with indices - conv13 - max unpool, twice (module, function) - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.middle, self.last = conv(3, 13), conv(13, 13), conv(13, 23)
+        self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+        self.head = head(23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.stem(x))
+        y, indices = self.pool(x)
+        y = self.unpool(F.relu(self.middle(y)), indices)
+        y, indices = F.max_pool2d(y, 2, return_indices=True)
+        return self.head(F.relu(self.last(F.max_unpool2d(y, indices, 2))))
+
+
+class FunctionalNorms(nn.Module):
+    """conv13 - batch norm - prelu - instance norm, by function on parameters - conv23 - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last, self.head = conv(3, 13), conv(13, 23), head(23)
+        self.scale, self.shift, self.slope = (nn.Parameter(torch.rand(13) + 0.5) for _ in range(3))
+        self.register_buffer("mean", torch.rand(13) - 0.5)
+        self.register_buffer("var", torch.rand(13) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.batch_norm(self.stem(x), self.mean, self.var, self.scale, self.shift)
+        x = F.instance_norm(F.prelu(x, self.slope), weight=self.scale)
+        return self.head(F.relu(self.last(x)))
+
+
+class Recurrent(nn.Module):
+    """conv13 - rows as a sequence - GRU11, both ways - LSTM cell 5 on the last step - fc"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.middle = conv(3, 13), nn.Linear(22, 17)
+        self.gru = nn.GRU(13, 11, 2, bidirectional=True, batch_first=True)
+        self.cell, self.fc = nn.LSTMCell(17, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = F.relu(self.stem(x)).mean(3).transpose(1, 2)
+        state = F.relu(self.middle(self.gru(steps)[0][:, -1]))
+        return self.fc(self.cell(state)[0])
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "plain": Plain,
     "no norm": NoNorm,
@@ -647,6 +819,24 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "parts": Parts,
     "branches": Branches,
     "shared norm": SharedNorm,
+    "two groups": TwoGroups,
+    "group shuffle 39": lambda: GroupShuffle(39, 3),
+    "group shuffle 36": lambda: GroupShuffle(36, 3),
+    "group shuffle 44": lambda: GroupShuffle(44, 4),
+    "group shuffle 40": lambda: GroupShuffle(40, 4),
+    "split attention": SplitAttention,
+    "transposed groups": lambda: TransposedGroups(5),
+    "transposed in two groups": lambda: TransposedGroups(2),
+    "masked": lambda: Step(masked),
+    "peaks": lambda: Step(peaks),
+    "noisy": lambda: Step(noisy),
+    "warped": lambda: Step(warped),
+    "assigning": lambda: Step(assigning),
+    "state": lambda: State("zeros"),
+    "state like": lambda: State("new_zeros"),
+    "unpool": Unpool,
+    "functional norms": FunctionalNorms,
+    "recurrent": Recurrent,
     "pinned by hooks": PinnedByHooks,
     "pinned by view": PinnedByView,
     "pinned by max": PinnedByMax,

@@ -12,7 +12,8 @@ from legr_cli.cut import arrange, cut, floor
 from legr_cli.errors import BudgetError, SettingError
 from legr_cli.models.registry import Arch, build
 from legr_cli.ranking import Ranking, Row, affine, collect_filters, identity, importance, level
-from legr_cli.settings import Align, parse_align, parse_input
+from legr_cli.settings import Align, parse_align
+from legr_cli.shapes import parse_input
 from legr_cli.targets import Target, parse_targets
 
 

@@ -16,8 +16,8 @@ import legr_cli
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "legr_cli"
 ROOMS = [
-    *("version", "errors", "targets", "settings", "files", "journal", "progress"),
-    *("channels", "models", "cost", "latency", "ranking", "cut", "pruning"),
+    *("version", "errors", "shapes", "targets", "settings", "files", "journal", "progress"),
+    *("channels", "models", "flop_handles", "cost", "latency", "ranking", "cut", "pruning"),
     *("data", "repair", "training", "search", "baselines", "deploy", "reports"),
     *("commands", "cli", "__main__"),
 ]

@@ -141,7 +141,7 @@ def compare_network(
     progress: Report = silent,
 ) -> Comparison:
     """Run a comparison to its end, and write its results to `folder`."""
-    check_output(folder, resume, force)
+    _check_output(folder, resume, force)
     settings = _resolved(settings, device, progress)
     progress(Status("grouping channels into units"))
     network.model.float()  # images are float32
@@ -221,7 +221,7 @@ def _delete_results(folder: Path) -> None:
     (folder / "compare.json").unlink(missing_ok=True)
 
 
-def check_output(out: Path, resume: bool, force: bool) -> None:
+def _check_output(out: Path, resume: bool, force: bool) -> None:
     """Check the folder before any work is done; raise if it cannot be used."""
     check_resume(resume, force)
     check_folder(out, "compare.jsonl")

@@ -1,11 +1,13 @@
 """Find the units of a network."""
 
+import contextlib
+import io
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from legr_cli.channels.inputs import Call, Shapes, Source
+from legr_cli.channels.inputs import Call, Source
 from legr_cli.channels.push import push
 from legr_cli.channels.rewrite import check_shape_ops
 from legr_cli.channels.structures import tensors
@@ -13,6 +15,7 @@ from legr_cli.channels.switches import evaluating, fixed_seed, unchanged
 from legr_cli.channels.trace import Traced, trace
 from legr_cli.channels.units import Units, assign_units
 from legr_cli.errors import ModelError
+from legr_cli.shapes import Shapes
 
 
 def couple(model: nn.Module, input_shape: Shapes, module: str = "") -> Units:
@@ -82,7 +85,7 @@ def _verify(source: Source, traced: Traced) -> None:
             calls.append(call.with_tensors([_changed(x, change) for x in call.tensors]))
     for other in calls:
         if not _agree(source.part, traced.graph_module, other):
-            raise ModelError(_unfaithful(traced))
+            raise ModelError(_unfaithful(source, traced))
 
 
 def _changed(x: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -98,7 +101,7 @@ def _agree(model: nn.Module, graph_module: nn.Module, call: Call) -> bool:
     except Exception:
         return True
     try:
-        with evaluating(graph_module), fixed_seed():
+        with evaluating(graph_module), fixed_seed(), contextlib.redirect_stderr(io.StringIO()):
             actual = tensors(call.run(graph_module))
     except Exception:
         return False
@@ -108,15 +111,25 @@ def _agree(model: nn.Module, graph_module: nn.Module, call: Call) -> bool:
     )
 
 
-def _unfaithful(traced: Traced) -> str:
+def _unfaithful(source: Source, traced: Traced) -> str:
     """Why a graph cannot stand for its network, and what to do."""
-    advice = "move this out of forward, or prune a part of the network without it (--module)"
+    children = [name for name, part in source.part.named_children() if _size(part)]
+    largest = max(children, key=lambda n: _size(source.part.get_submodule(n)), default="NAME")
+    name = f"{source.module}.{largest}" if source.module else largest
+    advice = f"move this out of forward, or prune a part of the network, such as --module {name}"
     if traced.read_values:
         return (
-            "the network's output depends on the values that its code reads from tensors at "
+            "the network's output depends on values that its code reads from tensors at "
             f"{traced.read_values[0]}; {advice}"
         )
+    if traced.loops:
+        return f"the network's code loops over the images of a batch at {traced.loops[0]}; {advice}"
     return (
         "the traced graph computes another output than the network on another image: part of its "
-        f"code runs outside torch, for example in NumPy; {advice}"
+        f"code runs outside torch; {advice}"
     )
+
+
+def _size(module: nn.Module) -> int:
+    """Number of parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -27,6 +27,11 @@ def adaptive_pool_flops(module: Any, kwargs: Any, in_shape: Sizes, out_shape: Si
     return math.prod(in_shape[2:])
 
 
+def grid_sample_flops(module: Any, kwargs: Any, in_shape: Sizes, out_shape: Sizes) -> int:
+    """FLOPs per channel of one image: 4 per output position, as if it were always bilinear."""
+    return 4 * math.prod(out_shape[2:])
+
+
 def resize_flops(module: Any, kwargs: Any, in_shape: Sizes, out_shape: Sizes) -> int:
     """FLOPs per channel of one image: per output position 1 (nearest) or 4 (bilinear), 2-D only."""
     if len(out_shape) != 4:

@@ -39,6 +39,20 @@ class Layer:
     bias: str | None = None  # functional layer: the name of its bias parameter
 
 
+@dataclass(frozen=True)
+class Grouped:
+    """A call of a grouped convolution: the ids of its channels, one row for each group."""
+
+    layer: str
+    into: Ids
+    out: Ids
+
+    @property
+    def whole(self) -> Ids:
+        """All channels of each group."""
+        return torch.cat([self.into, self.out], 1)
+
+
 @dataclass
 class Flow:
     """The result of pushing channel ids through a traced network."""
@@ -49,8 +63,12 @@ class Flow:
     kinds: dict[fx.Node, OpKind] = field(default_factory=dict)
     layers: dict[str, Layer] = field(default_factory=dict)
     channelwise: dict[str, Ids] = field(default_factory=dict)  # norms and tensors of the network
+    readers: dict[str, Ids] = field(default_factory=dict)  # recurrent layers: ids of their input
     terms: list[Term] = field(default_factory=list)
     ties: list[tuple[Ids, Ids]] = field(default_factory=list)
+    tied_by: list[str] = field(default_factory=list)  # the op of each tie
+    op: str = ""  # the op whose rule runs now
+    grouped: list[Grouped] = field(default_factory=list)
     pins: list[tuple[Ids, str]] = field(default_factory=list)
     unsupported: dict[str, int] = field(default_factory=dict)  # output width of layers without rule
     padding_ids: list[Ids] = field(default_factory=list)  # zeros that ops add; no layer writes them
@@ -84,6 +102,7 @@ class Flow:
         """Require that ids at the same position are kept or removed together."""
         a, b = torch.broadcast_tensors(collapse(a), collapse(b))
         self.ties.append((a.flatten(), b.flatten()))
+        self.tied_by.append(self.op)
 
     def ids_along(self, id_tensor: Ids, dim: int) -> Ids:
         """Return one id for each index of `dim`; ids that share an index are tied."""

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from legr_cli.channels.flow import Flow, Layer
 from legr_cli.channels.layers import layer_at
+from legr_cli.channels.slicing import Axes
 
 Gate = Callable[[Layer, Tensor], Tensor]  # (layer, its input) → the input to use instead
 
@@ -24,7 +25,7 @@ class GatedInterpreter(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node; the input of a layer passes through the gate first."""
-        layer = layer_at(self.flow, n)
+        layer = layer_at(self.flow, n) or _recurrent_layer(self.flow, n)
         if layer is None:
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -32,6 +33,15 @@ class GatedInterpreter(fx.Interpreter):
             return getattr(self, n.op)(n.target, (self.gate(layer, args[0]), *args[1:]), kwargs)
         gated = self.gate(layer, kwargs["input"])
         return getattr(self, n.op)(n.target, args, {**kwargs, "input": gated})
+
+
+def _recurrent_layer(flow: Flow, node: fx.Node) -> Layer | None:
+    """A recurrent layer as one that reads its input like a linear layer, and writes nothing."""
+    name = str(node.target)
+    if node.op != "call_module" or name not in flow.readers:
+        return None
+    into = flow.readers[name]
+    return Layer(name, "linear", torch.empty(0), into[:0], into, Axes(into=1))
 
 
 def broadcastable(layer: Layer, x: Tensor, values: Tensor) -> Tensor:

@@ -40,6 +40,21 @@ def gather(dry_run: DryRun, node: fx.Node, modules: dict[str, Any]) -> Gather | 
     return Gather(tuple(sources), dim, ndim, width, tuple(picks.tolist()))
 
 
+def select(dry_run: DryRun, node: fx.Node, result: Any) -> Gather | None:
+    """Select the kept channels from what an op gives at full size; None if it gives another."""
+    dense = dry_run.units.flow.id_tensors[node]
+    picks = kept_box(dry_run.units, dry_run.kept, dense)
+    if result is None or result.shape != dense.shape or picks is None:
+        return None
+    dims = [dim for dim, pick in enumerate(picks) if pick is not None]
+    if len(dims) != 1:
+        return None
+    [dim] = dims
+    kept = picks[dim]
+    assert kept is not None
+    return Gather((node,), dim, dense.ndim, dense.shape[dim], tuple(kept.tolist()))
+
+
 def _selected_positions(
     dry_run: DryRun,
     chain: list[fx.Node],

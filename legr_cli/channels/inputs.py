@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from legr_cli.channels.structures import map_tensors, tensors
 from legr_cli.channels.switches import evaluating, fixed_seed, unchanged
 from legr_cli.errors import ModelError, SettingError, first_line
-
-# The shape of one image; or, of networks with several inputs, the shape of each by name.
-Shapes = tuple[int, ...] | Mapping[str, tuple[int, ...]]
+from legr_cli.shapes import Shapes
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from legr_cli.channels.flow import Flow, Layer, Term
+from legr_cli.channels.flow import Flow, Grouped, Layer, Term
 from legr_cli.channels.id_tensors import expand_along, first_tensor
 from legr_cli.channels.ops import is_functional_layer, module_facts, node_facts
 from legr_cli.channels.slicing import groups_of, slices_like_base, weight_axes
@@ -43,9 +43,8 @@ def layer_rule(flow: Flow, node: fx.Node, module: nn.Module | None, args: Any, k
     if earlier:  # the same weights are applied again
         flow.tie(earlier.into, into)
     if call.groups > 1:
-        # one row per group: a group's inputs and outputs are kept or removed as a whole
-        rows = torch.cat([into.reshape(call.groups, -1), out.reshape(call.groups, -1)], 1)
-        flow.tie(rows, rows[:, :1])
+        rows = (ids.reshape(call.groups, -1) for ids in (into, out))
+        flow.grouped.append(Grouped(call.name, *rows))
     kind = "linear" if call.linear else "depthwise" if call.groups == len(into) > 1 else "conv"
     axes = weight_axes(call.transposed, call.groups)
     flow.layers[call.name] = Layer(call.name, kind, call.weight, out, into, axes, call.bias_name)
@@ -78,7 +77,7 @@ def _module_call(node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> _L
     """Describe the call of a module; None if its `forward` treats channels in an unknown way."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     transposed, groups = getattr(module, "transposed", False), groups_of(module)
-    if not isinstance(weight, torch.Tensor) or (transposed and groups > 1):
+    if not isinstance(weight, torch.Tensor):
         return None
     if len(args) + len(kwargs) != 1:
         return None

@@ -30,7 +30,9 @@ class OpKind(Enum):
     ELEMENTWISE = "elementwise"  # ties its operands position by position
     SHAPE = "shape"  # only moves elements, so it can be run on channel ids
     SPATIAL = "spatial"  # mixes positions within a channel of an (N, C, *space) tensor
-    REDUCE = "reduce"  # reduces or normalizes along dimensions
+    REDUCE = "reduce"  # reduces, sorts or normalizes along dimensions
+    SOURCE = "source"  # makes a tensor of a given size from nothing: noise, ones, a range
+    RECURRENT = "recurrent"  # reads channels, and its own state
     METADATA = "metadata"  # reads a tensor's shape or dtype, never its values
     UNKNOWN = "unknown"  # no rule: pinned
 
@@ -46,6 +48,10 @@ class OpFacts:
     reshapes: bool = False  # the result is `x.reshape(...)` to other sizes
     takes_sizes: bool = False  # the arguments after the input are those sizes
     copies: bool = False  # shape op: the result never shares memory with the input
+    like: bool = False  # source: of the size of its first argument
+    others: str = ""  # spatial: "tie" or "pin" the channels of the tensors after the first
+    dim_at: int = 1  # reduction: position of the argument `dim`
+    dim: int | None = None  # reduction: default of the argument `dim`
     only_first: bool = False  # elementwise: only the first argument's values matter
     indexes: bool = False  # also takes a tensor of indices
     in_place: bool = False  # modifies its first argument, though its name has no trailing `_`
@@ -82,6 +88,12 @@ def _group_norm_kind(node: fx.Node, module: Any) -> OpKind | None:
     return OpKind.UNKNOWN if module.num_groups == 1 else None
 
 
+def _max_kind(node: fx.Node, module: Any) -> OpKind | None:
+    """The larger one of two tensors, instead of the largest element along a dimension."""
+    other = node.args[1] if len(node.args) > 1 else node.kwargs.get("other")
+    return OpKind.ELEMENTWISE if isinstance(other, fx.Node) else None
+
+
 Op = type[nn.Module] | Callable[..., Any] | str  # a module class, a function or a method's name
 
 # fmt: off
@@ -99,6 +111,9 @@ OPS: dict[OpFacts, tuple[Op, ...]] = {
         nn.modules.instancenorm._InstanceNorm,
     ),
     OpFacts(OpKind.CHANNELWISE, kind_if=_prelu_kind): (nn.PReLU,),
+    OpFacts(OpKind.CHANNELWISE, element_flops=flops.batch_norm_flops): (F.batch_norm,),
+    OpFacts(OpKind.CHANNELWISE, element_flops=flops.normalization_flops): (F.instance_norm,),
+    OpFacts(OpKind.CHANNELWISE): (F.prelu, torch.prelu),
     OpFacts(
         OpKind.GROUPWISE, leaf=True, kind_if=_group_norm_kind,
         element_flops=flops.normalization_flops,
@@ -121,6 +136,13 @@ OPS: dict[OpFacts, tuple[Op, ...]] = {
         torch.square, torch.reciprocal, torch.erf, torch.sin, torch.cos, torch.sign, torch.round,
         torch.floor, torch.ceil, torch.clamp, torch.clamp_min, torch.clamp_max, torch.clip,
         torch.minimum, torch.maximum, torch.addcmul, torch.lerp, torch.clone,
+        torch.where, torch.masked_fill, torch.nan_to_num, torch.isnan, torch.isfinite,
+        torch.gt, torch.lt, torch.ge, torch.le, torch.eq, torch.ne, torch.heaviside,
+        torch.logical_and, torch.logical_or, torch.logical_not, torch.logical_xor,
+        operator.gt, operator.lt, operator.ge, operator.le, operator.eq, operator.ne,
+        operator.and_, operator.or_, operator.xor, operator.invert,
+        "where", "masked_fill", "masked_fill_", "nan_to_num", "isnan", "isfinite", "gt", "lt",
+        "ge", "le", "eq", "ne", "logical_and", "logical_or", "logical_not", "bool", "int", "long",
         "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "add", "add_", "sub", "sub_", "mul", "mul_",
         "div", "div_", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "square", "reciprocal",
         "erf", "sin", "cos", "sign", "clamp", "clamp_", "clamp_min", "clamp_max", "clip", "clip_",
@@ -167,16 +189,46 @@ OPS: dict[OpFacts, tuple[Op, ...]] = {
         F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
         F.adaptive_avg_pool1d, F.adaptive_avg_pool3d,
         F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d,
+        F.max_pool1d_with_indices, F.max_pool2d_with_indices, F.max_pool3d_with_indices,
     ),
     OpFacts(OpKind.SPATIAL, channel_flops=flops.adaptive_pool_flops): (
         nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d,
     ),
     OpFacts(OpKind.SPATIAL, channel_flops=flops.resize_flops): (nn.Upsample, F.interpolate),
 
+    OpFacts(OpKind.SPATIAL, channel_flops=flops.grid_sample_flops, others="pin"): (F.grid_sample,),
+    OpFacts(OpKind.SPATIAL, others="tie"): (
+        nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d,
+        F.max_unpool1d, F.max_unpool2d, F.max_unpool3d,
+    ),
+
     OpFacts(OpKind.REDUCE): (
         nn.Softmax, nn.LogSoftmax, F.softmax,
         torch.mean, torch.sum, torch.amax, torch.amin, torch.softmax,
+        torch.std, torch.var, torch.std_mean, torch.var_mean, torch.prod, torch.logsumexp,
+        torch.argmax, torch.argmin, torch.any, torch.all, torch.cumsum, torch.cumprod,
         "mean", "sum", "amax", "amin", "softmax", "log_softmax",
+        "std", "var", "prod", "logsumexp", "argmax", "argmin", "any", "all", "cumsum", "cumprod",
+    ),
+    OpFacts(OpKind.REDUCE, kind_if=_max_kind): (torch.max, torch.min, "max", "min"),
+    OpFacts(OpKind.REDUCE, dim=-1): (
+        torch.sort, torch.argsort, torch.median, torch.mode, "sort", "argsort", "median", "mode",
+    ),
+    OpFacts(OpKind.REDUCE, dim_at=2): (
+        torch.norm, torch.linalg.norm, torch.linalg.vector_norm, "norm",
+    ),
+    OpFacts(OpKind.REDUCE, dim_at=2, dim=1): (F.normalize,),
+    OpFacts(OpKind.REDUCE, dim_at=2, dim=-1): (torch.topk, torch.kthvalue, "topk", "kthvalue"),
+
+    OpFacts(OpKind.SOURCE, copies=True): (
+        torch.rand, torch.randn, torch.ones, torch.full, torch.arange, torch.linspace,
+        "new_ones", "new_full",
+    ),
+    OpFacts(OpKind.SOURCE, copies=True, like=True): (
+        torch.rand_like, torch.randn_like, torch.ones_like, torch.full_like,
+    ),
+    OpFacts(OpKind.RECURRENT): (
+        nn.GRU, nn.LSTM, nn.RNN, nn.GRUCell, nn.LSTMCell, nn.RNNCell,
     ),
     OpFacts(OpKind.METADATA): (  # methods, and attributes read by `getattr`
         "size", "shape", "dim", "ndim", "numel", "dtype", "device", "is_floating_point",
@@ -247,5 +299,7 @@ def describe(node: fx.Node, modules: dict[str, nn.Module]) -> str:
     if node.op in ("placeholder", "output"):
         return f"the network's {'input' if node.op == 'placeholder' else 'output'}"
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
+    if node.target is assigned:
+        name = "assignment to a slice"
     owners = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     return f"{name} (in {owners[-1]})" if owners and owners[-1] else str(name)

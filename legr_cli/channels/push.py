@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Term
+from legr_cli.channels.groups import tie_groups
 from legr_cli.channels.id_tensors import Ids, expand_along
 from legr_cli.channels.ops import (
     OpKind,
@@ -23,7 +24,7 @@ from legr_cli.channels.ops import (
     node_facts,
 )
 from legr_cli.channels.record import TensorShape
-from legr_cli.channels.rules import RULES, reads_only_metadata
+from legr_cli.channels.rules import RULES, pinned_ids, reads_only_metadata
 from legr_cli.channels.slicing import width_out
 from legr_cli.channels.structures import tensors
 from legr_cli.channels.trace import fetch_attr
@@ -37,6 +38,7 @@ def push(traced: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Flow:
     for node in traced.graph.nodes:
         flow.id_tensors[node] = _push_node(flow, node, modules)
     _pin_shared_tensors(flow)
+    tie_groups(flow)
     return flow
 
 
@@ -59,15 +61,20 @@ def _push_node(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> Any:
     flow.kinds[node] = kind = kind_of(node, modules)
     id_tensor = None
     hooked, base = _has_hooks(module), _base_of_view(flow, node, modules)
-    if not hooked and base is None and (tensors((args, kwargs)) or kind is OpKind.SHAPE):
+    if (
+        not hooked
+        and base is None
+        and (tensors((args, kwargs)) or kind in (OpKind.SHAPE, OpKind.SOURCE))
+    ):
+        flow.op = describe(node, modules)
         id_tensor = RULES[kind](flow, node, module, args, kwargs)
     if id_tensor is None:
         if module is not None and kind is OpKind.LAYER:
             flow.unsupported[str(node.target)] = width_out(module)
         flow.kinds[node] = OpKind.UNKNOWN
-        reason = describe(node, modules) + (", which has hooks" if hooked else "")
+        reason = describe(node, modules) + _why_no_rule(node, module)
         flow.pin((args, kwargs, flow.id_tensors[base] if base else ()), reason)
-        id_tensor = _pinned_ids(flow, shape, reason)
+        id_tensor = pinned_ids(flow, shape, reason)
     return id_tensor
 
 
@@ -87,6 +94,24 @@ def _push_input(flow: Flow, node: fx.Node, shape: Any) -> Any:
 def _has_hooks(module: nn.Module | None) -> bool:
     """Whether hooks that the graph does not show (weight norm, masks) run around a module."""
     return module is not None and bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _why_no_rule(node: fx.Node, module: nn.Module | None) -> str:
+    """What keeps a layer from its rule, and the way out, if there is one."""
+    hooks = [] if module is None else list(module._forward_pre_hooks.values())
+    for norm in ("weight_norm", "spectral_norm"):
+        if any(type(hook).__name__.lower() == norm.replace("_", "") for hook in hooks):
+            kind = norm.replace("_norm", "-normed")
+            return f", which is {kind}: call torch.nn.utils.remove_{norm} first"
+    if _has_hooks(module):
+        return ", which has hooks"
+    owners = [owner for _, owner in (node.meta.get("nn_module_stack") or {}).values()]
+    if is_functional_layer(node) and owners and owners[-1].__name__.startswith("Parametrized"):
+        return (
+            ", whose weight is parametrized: call "
+            "torch.nn.utils.parametrize.remove_parametrizations first"
+        )
+    return ""
 
 
 def _base_of_view(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> fx.Node | None:
@@ -122,19 +147,6 @@ def _holds_tensor(value: Any) -> bool:
     if isinstance(value, dict):
         value = list(value.values())
     return isinstance(value, tuple | list) and any(_holds_tensor(v) for v in value)
-
-
-def _pinned_ids(flow: Flow, shape: Any, reason: str) -> Any:
-    """Create one pinned id per tensor in the result of an op without a rule."""
-    if isinstance(shape, TensorShape):
-        id_tensor = flow.new_ids(1).reshape([1] * len(shape)).expand(shape)
-        flow.pin(id_tensor, reason)
-        return id_tensor
-    if isinstance(shape, dict):
-        return {key: _pinned_ids(flow, value, reason) for key, value in shape.items()}
-    if isinstance(shape, tuple | list):
-        return [_pinned_ids(flow, value, reason) for value in shape]
-    return shape
 
 
 def _push_attribute(flow: Flow, node: fx.Node) -> Any:

@@ -53,6 +53,7 @@ class Recording:
     constants: dict[str, Tensor] = field(default_factory=dict)  # no attributes of the network
     output: Any = None
     read_values: list[str] = field(default_factory=list)  # lines that turn tensors into numbers
+    loops: list[str] = field(default_factory=list)  # lines that loop over a tensor
 
 
 def record(model: nn.Module, call: Call) -> Recording:
@@ -131,6 +132,7 @@ class _Recorder(TorchFunctionMode):
         result = func(*plain[0], **plain[1])  # type: ignore[index]
         if name == "__iter__":
             result = tuple(result)
+            self.recording.loops.append(user_line() or "code of torch")
         if not holds(result, Tensor):
             if result is not None:
                 self._note_read_value()

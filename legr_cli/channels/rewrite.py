@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from legr_cli.channels.dry_run import DryRun, Reshape, Rewrite, pruned_ids, result_or_none
-from legr_cli.channels.gather import gather
-from legr_cli.channels.id_tensors import Ids
+from legr_cli.channels.gather import gather, select
+from legr_cli.channels.id_tensors import Ids, first_tensor
 from legr_cli.channels.ops import OpKind, describe, node_facts
 from legr_cli.channels.push import map_arguments
 from legr_cli.channels.rules import reads_only_metadata, run_op
@@ -57,13 +57,43 @@ def _run_node(dry_run: DryRun, node: fx.Node, modules: dict[str, Any]) -> Any:
         return _run_shape_op(dry_run, node, modules, args, kwargs)
     if kind is OpKind.UNKNOWN:
         return dense  # all channels that it reads and returns are pinned
-    id_tensor = pruned_ids(dry_run, dense)
+    if kind is OpKind.SOURCE:
+        return _run_source(dry_run, node, modules, args, kwargs)
+    id_tensor = _pruned_parts(dry_run, dense)
     ragged = id_tensor is None or any(dry_run.values[n] is None for n in node.all_input_nodes)
-    # numbers computed from the width must not change; surgery updates those of layers
-    numbers = kind is not OpKind.LAYER and _numbers(args, kwargs)
+    # numbers computed from the width must not change; surgery updates those of layers, and
+    # unpooling ignores the width in the size that it is given
+    free = kind is OpKind.LAYER or node_facts(node, modules).others == "tie"
+    numbers = not free and _numbers(args, kwargs)
     if ragged or (numbers and numbers != _numbers(*map_arguments(node, flow.id_tensors))):
         _record_failure(dry_run, node, modules)
     return id_tensor
+
+
+def _pruned_parts(dry_run: DryRun, dense: Any) -> Any:
+    """Remove pruned channels from an id tensor, or from each of several; None if that fails."""
+    if isinstance(dense, torch.Tensor):
+        return pruned_ids(dry_run, dense)
+    parts = [_pruned_parts(dry_run, part) for part in dense]
+    return None if any(part is None for part in parts) else parts
+
+
+def _run_source(
+    dry_run: DryRun, node: fx.Node, modules: dict[str, Any], args: Any, kwargs: Any
+) -> Any:
+    """Keep an op that makes a tensor if its size is right, else select from its result."""
+    expected = pruned_ids(dry_run, dry_run.units.flow.id_tensors[node])
+    if node_facts(node).like:
+        result = first_tensor(args, kwargs)
+    else:
+        result = result_or_none(lambda: run_op(node, modules, args, kwargs))
+    if expected is None or result is None or result.shape != expected.shape:
+        rewrite = select(dry_run, node, result)
+        if rewrite is None:
+            _record_failure(dry_run, node, modules)
+        else:
+            dry_run.rewrites[node] = rewrite
+    return expected
 
 
 def _plain_value(
@@ -118,6 +148,9 @@ def _run_shape_op(
     if inputs_known:
         rewrite = _reshape(dry_run, node, modules, args, expected[0])
     rewrite = rewrite or gather(dry_run, node, modules)
+    if rewrite is None and not any(dry_run.units.flow.has_ids(n) for n in node.all_input_nodes):
+        result = result_or_none(lambda: run_op(node, modules, args, kwargs))
+        rewrite = select(dry_run, node, result)  # zeros of a fixed size
     if rewrite is None:
         _record_failure(dry_run, node, modules)
     else:

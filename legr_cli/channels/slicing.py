@@ -16,6 +16,7 @@ class Axes:
 
     out: int | None = None
     into: int | None = None
+    groups: int = 1
 
 
 def width_out(module: nn.Module) -> int:
@@ -32,8 +33,15 @@ def groups_of(module: nn.Module) -> int:
 
 
 def weight_axes(transposed: bool, groups: int) -> Axes:
-    """Return the axes of a layer's weight; with groups, its input dimension keeps its size."""
-    return Axes(int(transposed), int(not transposed) if groups == 1 else None)
+    """Return the axes of a layer's weight; its second one holds the channels of one group."""
+    return Axes(int(transposed), int(not transposed), groups)
+
+
+def by_filter(weight: torch.Tensor, axes: Axes) -> torch.Tensor:
+    """Return a view of a layer's weight with its output channels in front, in one axis or two."""
+    if axes.groups > 1 and axes.out == 1:  # (in, out / groups, …): groups × out / groups × …
+        return weight.unflatten(0, (axes.groups, -1)).transpose(1, 2)
+    return weight.movedim(axes.out or 0, 0)
 
 
 def channel_axes(module: nn.Module) -> dict[str, Axes]:
@@ -73,7 +81,25 @@ def slice_module(
             sliced[name] = None if tensor is None else copies[id(tensor)]
         smaller.__dict__[registry] = sliced
     smaller.__dict__["_modules"] = {n: copy.deepcopy(m) for n, m in module._modules.items()}
-    _set_widths(smaller, module, len(out), len(into))
+    _set_widths(smaller, module, out, into)
+    return smaller
+
+
+def input_weights(module: nn.Module) -> list[str]:
+    """The weights of a recurrent layer whose columns follow its input: those of its first layer."""
+    names = (name for name, _ in module.named_parameters(recurse=False))
+    firsts = ("weight_ih_l0", "weight_ih_l0_reverse", "weight_ih")
+    return [name for name in names if name in firsts]
+
+
+def slice_recurrent(module: nn.Module, into: torch.Tensor) -> nn.Module:
+    """Copy a recurrent layer with only the input channels `into`."""
+    smaller = copy.deepcopy(module)
+    for name in input_weights(module):
+        weight = getattr(module, name)
+        new = slice_tensor(weight.detach(), Axes(into=1), into, into)
+        setattr(smaller, name, as_parameter_like(weight, new))
+    smaller.input_size = len(into)  # type: ignore[assignment]
     return smaller
 
 
@@ -86,25 +112,57 @@ def slice_tensor(
     tensor: torch.Tensor, axes: Axes, out: torch.Tensor, into: torch.Tensor
 ) -> torch.Tensor:
     """Copy `tensor` with only these output and input channels."""
+    out, into = out.to(tensor.device), into.to(tensor.device)
+    if axes.groups > 1:
+        return _slice_grouped(tensor, axes.groups, *((out, into) if axes.out == 0 else (into, out)))
     if axes.out is not None:
-        tensor = tensor.index_select(axes.out, out.to(tensor.device))
+        tensor = tensor.index_select(axes.out, out)
     if axes.into is not None:
-        tensor = tensor.index_select(axes.into, into.to(tensor.device))
+        tensor = tensor.index_select(axes.into, into)
     return tensor.clone() if axes == Axes() else tensor
 
 
-def _set_widths(smaller: nn.Module, module: nn.Module, out: int, into: int) -> None:
+def _slice_grouped(
+    tensor: torch.Tensor, groups: int, rows: torch.Tensor, cols: torch.Tensor
+) -> torch.Tensor:
+    """Slice a weight whose second axis holds the channels of one group.
+
+    `rows` and `cols` number the channels of all groups.
+    """
+    height, width = len(tensor) // groups, tensor.shape[1]
+    left = rows.div(height, rounding_mode="floor").unique()
+    if len(cols) == len(left) * width:  # the groups that are left are whole
+        return tensor.index_select(0, rows)
+
+    def members(index: torch.Tensor, group: int, size: int) -> torch.Tensor:
+        return index[index.div(size, rounding_mode="floor") == group]
+
+    blocks = [
+        tensor[members(rows, group, height)][:, members(cols, group, width) - group * width]
+        for group in left.tolist()
+    ]
+    return torch.cat(blocks)
+
+
+def groups_left(out: torch.Tensor, width: int, groups: int) -> int:
+    """Return how many of `groups` groups of `width` channels have any of the channels `out`."""
+    return len(out.div(width // groups, rounding_mode="floor").unique())
+
+
+def _set_widths(
+    smaller: nn.Module, module: nn.Module, out: torch.Tensor, into: torch.Tensor
+) -> None:
     """Update the attributes in which a module stores its widths and groups."""
     for name in OUT_WIDTHS:
         if hasattr(module, name) and width_out(module) > 1:
-            setattr(smaller, name, out)
+            setattr(smaller, name, len(out))
     for name in IN_WIDTHS:
         if hasattr(module, name):
-            setattr(smaller, name, into)
+            setattr(smaller, name, len(into))
     for name in GROUP_COUNTS:
         if getattr(module, name, 1) > 1:
-            # groups are removed as a whole, so their number shrinks like the width
-            setattr(smaller, name, int(getattr(module, name)) * out // width_out(module))
+            left = groups_left(out, width_out(module), int(getattr(module, name)))
+            setattr(smaller, name, left)
 
 
 def slices_like_base(module: nn.Module, shape: torch.Size) -> bool:

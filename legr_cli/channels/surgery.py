@@ -11,7 +11,14 @@ from legr_cli.channels.dry_run import Gather, Reshape, kept_box
 from legr_cli.channels.inputs import Source
 from legr_cli.channels.layers import ARGUMENTS, layer_at
 from legr_cli.channels.rewrite import plan_rewrites
-from legr_cli.channels.slicing import Axes, as_parameter_like, slice_module, slice_tensor
+from legr_cli.channels.slicing import (
+    Axes,
+    as_parameter_like,
+    groups_left,
+    slice_module,
+    slice_recurrent,
+    slice_tensor,
+)
 from legr_cli.channels.trace import drop_unused, fetch_attr
 from legr_cli.channels.units import Kept, Units, kept_index
 from legr_cli.errors import ModelError
@@ -46,6 +53,8 @@ def apply(units: Units, kept: Kept) -> nn.Module:
             sizes = [copied[s] if isinstance(s, fx.Node) else s for s in rewrite.sizes]
             copied[node] = graph.call_method("reshape", (source, *sizes))
         else:
+            if node in rewrite.sources:  # it makes its tensor at full size
+                copied[node] = graph.node_copy(node, lambda n: copied[n])
             copied[node] = _emit_gather(graph, root, rewrite, copied, node.name)
     smaller = fx.GraphModule(root, graph, type(flow.traced).__name__)
     drop_unused(smaller)
@@ -66,10 +75,10 @@ def _put_back(source: Source, smaller: nn.Module) -> nn.Module:
 def _set_groups(units: Units, kept: Kept, new: fx.Node, node: fx.Node) -> None:
     """Update the `groups` argument of a functional grouped convolution."""
     layer = layer_at(units.flow, node)
-    if node.op == "call_module" or layer is None or layer.axes.into is not None:
+    if node.op == "call_module" or layer is None or layer.axes.groups == 1:
         return
-    # a grouped weight is (out, in / groups, …), and groups are removed as a whole
-    groups = len(kept_index(units.keeps(kept, layer.into))) // layer.weight.shape[1]
+    out = kept_index(units.keeps(kept, layer.out))
+    groups = groups_left(out, len(layer.out), layer.axes.groups)
     place = ARGUMENTS.index("groups")
     if len(node.args) > place:
         new.args = (*new.args[:place], groups)
@@ -94,6 +103,9 @@ def _copy_tensors(units: Units, kept: Kept, root: nn.Module) -> None:
         elif name in flow.channelwise:
             index = kept_index(units.keeps(kept, flow.channelwise[name]))
             _set(root, name, slice_module(module, index, index, copies))
+        elif name in flow.readers:
+            into = kept_index(units.keeps(kept, flow.readers[name]))
+            _set(root, name, slice_recurrent(module, into))
         else:
             _set(root, name, copy.deepcopy(module))
     for node in nodes:

@@ -82,4 +82,5 @@ class WithoutNoise(TorchFunctionMode):
         if "dropout" in name:
             return kwargs["input"] if "input" in kwargs else args[0]
         result = func(*args, **kwargs)
-        return result.fill_(0.5) if name.rstrip("_") in RANDOM else result
+        draws = name.rstrip("_").removesuffix("_like") in RANDOM
+        return result.fill_(0.5) if draws else result

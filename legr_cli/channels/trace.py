@@ -23,7 +23,8 @@ class Traced:
     graph_module: fx.GraphModule
     values: dict[fx.Node, Any]  # tensors are replaced by their shapes
     read_values: tuple[str, ...]  # lines of its code that turn tensors into numbers
-    reads_caches: bool = False  # whether it uses tensors that it neither computes nor stores
+    loops: tuple[str, ...]  # lines of its code that loop over a tensor
+    reads_caches: bool  # whether it uses tensors that it neither computes nor stores
 
 
 def trace(model: nn.Module, call: Call) -> Traced:
@@ -38,11 +39,15 @@ def trace(model: nn.Module, call: Call) -> Traced:
             for name in recording.constants:
                 del model.__dict__[name]
     _clean_up(traced)
-    stored = {name for name, _ in model.named_parameters(remove_duplicate=False)} | set(
-        model.state_dict()
-    )
-    caches = any(node.op == "get_attr" and node.target not in stored for node in traced.graph.nodes)
-    return Traced(traced, recording.values, tuple(recording.read_values), caches)
+    read, loops = tuple(recording.read_values), tuple(recording.loops)
+    return Traced(traced, recording.values, read, loops, _reads_caches(model, traced.graph))
+
+
+def _reads_caches(model: nn.Module, graph: fx.Graph) -> bool:
+    """Whether a graph reads tensors that are no parameters and in no file."""
+    stored = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    stored |= set(model.state_dict())
+    return any(node.op == "get_attr" and node.target not in stored for node in graph.nodes)
 
 
 def _record(model: nn.Module, call: Call) -> Recording:

@@ -30,6 +30,7 @@ class Units:
     unit_of_id: np.ndarray  # the unit of each channel id; -1 for channels that always stay
     count: int
     pins: tuple[Pin, ...]
+    tied: tuple[Pin, ...]  # layers all of whose channels are one unit, and the op that ties them
     tensor_units: tuple[np.ndarray, ...]  # units of tensors that would vanish without all of them
     source: Source
 
@@ -73,8 +74,32 @@ def assign_units(flow: Flow, source: Source) -> Units:
         kind = type(flow.traced.get_submodule(name)).__name__
         pins.append(Pin(name, width, f"{kind} ({name})"))
     unit_of_id = unit_of_root[label]
-    tensor_units = _tensor_units(flow, unit_of_id)
-    return Units(flow, unit_of_id, len(free), tuple(pins), tensor_units, source)
+    tensor_units, tied = _tensor_units(flow, unit_of_id), _tied_layers(flow, unit_of_id)
+    return Units(flow, unit_of_id, len(free), tuple(pins), tied, tensor_units, source)
+
+
+def _tied_layers(flow: Flow, unit_of_id: np.ndarray) -> tuple[Pin, ...]:
+    """Find the layers whose channels can only be removed all together, and what ties them."""
+    tied, reasons = [], dict[int, str]()
+    for name, layer in flow.layers.items():
+        units = np.unique(unit_of_id[layer.out.numpy()])
+        if len(units) > 1 or units[0] < 0 or len(layer.out) == 1:
+            continue
+        reason = reasons.setdefault(int(units[0]), "") or _tied_by(flow, layer.out)
+        reasons[int(units[0])] = reason
+        tied.append(Pin(name, len(layer.out), reason))
+    return tuple(tied)
+
+
+def _tied_by(flow: Flow, ids: Ids) -> str:
+    """The op that ties the last of these ids to the others."""
+    low, high = 0, len(flow.ties)
+    while low + 1 < high:  # `low` ties are too few, `high` are enough
+        middle = (low + high) // 2
+        label = connected_components(flow.id_count, flow.ties[:middle])
+        enough = len(np.unique(label[ids.numpy()])) == 1
+        low, high = (low, middle) if enough else (middle, high)
+    return flow.tied_by[high - 1]
 
 
 def _tensor_units(flow: Flow, unit_of_id: np.ndarray) -> tuple[np.ndarray, ...]:

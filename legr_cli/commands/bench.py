@@ -65,6 +65,7 @@ def bench(
         ),
     ] = None,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -83,11 +84,12 @@ def bench(
     """
     from legr_cli.commands.bench_view import bundle_and_show, show_measurements
     from legr_cli.deploy.bench_models import BenchModels
-    from legr_cli.settings import Bench, parse_input
+    from legr_cli.settings import Bench
+    from legr_cli.shapes import parse_input
 
     settings = Bench(threads=threads, seconds=seconds, core=core)
     chosen = tuple(dict.fromkeys(networks if against is None else [against, *networks]))
-    named = BenchModels(chosen, arch, classes, parse_input(input_shape))
+    named = BenchModels(chosen, arch, classes, parse_input(input_shape), weights=weights)
     _check_files(out, plot, bundle)
     if bundle is not None:
         if out or plot or ssh:

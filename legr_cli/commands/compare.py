@@ -135,6 +135,7 @@ def compare(
     device: options.Device = "auto",
     amp: options.Amp = False,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -152,21 +153,20 @@ def compare(
 
       legr compare dense.safetensors --data digits --methods all --out versus
     """
-    from legr_cli.baselines.compare import check_output, compare_network
+    from legr_cli.baselines.compare import compare_network
     from legr_cli.commands.compare_view import show_comparison
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.progress import resumable
     from legr_cli.data.dataset import parse_statistics
     from legr_cli.models.network import open_network
-    from legr_cli.settings import parse_input
+    from legr_cli.shapes import parse_input
     from legr_cli.training.inputs import Images
 
     settings = _settings(locals())
     images = Images(data, parse_statistics(normalize), download)
-    check_output(out, resume, force)
     with resumable() as display:
         found = compare_network(
-            open_network(checkpoint, arch, classes, parse_input(input_shape)),
+            open_network(checkpoint, arch, classes, parse_input(input_shape), weights=weights),
             images,
             settings,
             out,

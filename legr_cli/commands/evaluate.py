@@ -63,6 +63,7 @@ def evaluate(
     download: options.Download = False,
     device: options.Device = "auto",
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -82,7 +83,7 @@ def evaluate(
     from legr_cli.commands.output import spinner
     from legr_cli.data.dataset import parse_statistics
     from legr_cli.models.network import in_single_precision, open_network
-    from legr_cli.settings import parse_input
+    from legr_cli.shapes import parse_input
     from legr_cli.training.evaluate import evaluate_each
     from legr_cli.training.inputs import Images
 
@@ -93,7 +94,7 @@ def evaluate(
         def opened() -> Iterator["Network"]:
             for number, name in enumerate(networks, 1):
                 update(f"evaluating {name} ({number} of {len(networks)})")
-                network = open_network(name, arch, classes, size)
+                network = open_network(name, arch, classes, size, weights=weights)
                 yield replace(network, model=in_single_precision(network.model))
 
         found = evaluate_each(

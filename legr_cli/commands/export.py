@@ -44,6 +44,7 @@ def export(
         int, typer.Option(metavar="N", help="ONNX opset version, from 18 to 23.")
     ] = 18,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -63,13 +64,13 @@ def export(
     from legr_cli.commands.progress import ProgressDisplay
     from legr_cli.deploy.export import export_files
     from legr_cli.models.network import open_network
-    from legr_cli.settings import parse_input
+    from legr_cli.shapes import parse_input
 
     size, free_or_number = parse_input(input_shape), _parse_batch(batch)
     with ProgressDisplay() as display:
         written = export_files(
             networks,
-            lambda name: open_network(name, arch, classes, size),
+            lambda name: open_network(name, arch, classes, size, weights=weights),
             out,
             batch=free_or_number,
             opset=opset,

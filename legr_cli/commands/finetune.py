@@ -85,6 +85,7 @@ def finetune(
         ),
     ] = None,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
@@ -108,13 +109,14 @@ def finetune(
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.progress import resumable
     from legr_cli.data.dataset import parse_statistics
-    from legr_cli.settings import parse_input
+    from legr_cli.shapes import parse_input
     from legr_cli.training.finetune import finetune_network
     from legr_cli.training.inputs import Images, NetworkSource
     from legr_cli.training.resume import RunFiles
 
     settings = training_options.training_settings(locals())
-    source = NetworkSource(checkpoint, arch, classes, parse_input(input_shape), new_head)
+    shape = parse_input(input_shape)
+    source = NetworkSource(checkpoint, arch, classes, shape, new_head, weights)
     images = Images(data, parse_statistics(normalize), download, hold_out=not all_images)
     with resumable() as display:
         result = finetune_network(

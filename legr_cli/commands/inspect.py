@@ -17,8 +17,12 @@ def _show_archs() -> None:
 def inspect(
     checkpoint: options.Checkpoint,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
+    module: options.Module = "",
+    keep: options.Keep = None,
+    min_keep: options.LayerMinKeep = None,
     as_json: options.Json = False,
     archs: Annotated[  # noqa: ARG001 (handled by its callback)
         bool,
@@ -46,9 +50,13 @@ def inspect(
     from legr_cli.commands.output import spinner
     from legr_cli.models.network import open_network
     from legr_cli.pruning import analyze, summarize
-    from legr_cli.settings import parse_input
+    from legr_cli.settings import parse_min_keep
+    from legr_cli.shapes import parse_input
 
     with spinner("grouping channels into units"):
-        network = open_network(checkpoint, arch, classes, parse_input(input_shape))
-        summary = summarize(analyze(network))
+        network = open_network(
+            checkpoint, arch, classes, parse_input(input_shape), weights=weights, module=module
+        )
+        analysis = analyze(network)
+        summary = summarize(analysis, *parse_min_keep(min_keep or (), keep or ()))
     show_summary(summary, as_json)

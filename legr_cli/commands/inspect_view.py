@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from legr_cli.commands import output
+from legr_cli.shapes import shapes_json, shapes_text
 
 if TYPE_CHECKING:
     from legr_cli.pruning import NetworkSummary, PinnedChannels
@@ -29,21 +30,22 @@ def show_summary(summary: "NetworkSummary", as_json: bool) -> None:
 def _as_json(summary: "NetworkSummary") -> dict[str, Any]:
     """The summary as JSON data."""
     facts = dataclasses.asdict(summary)
-    facts["input"] = list(facts.pop("input_shape"))
+    facts["input"] = shapes_json(facts.pop("input_shape"))
     for layer in facts["layers"]:
         layer["groups"] = list(layer["groups"])
         layer["pinned"] = [
             {"channels": pin["channels"], "by": pin["reason"]} for pin in layer["pinned"]
         ]
     order = ("arch", "input", "flops", "params", "units", "groups", "lowest_flops_share", "layers")
-    return {key: facts[key] for key in (*order, "pinned", "other_flops", "sha256")}
+    part = ("module", "whole_flops") if summary.module else ()
+    return {key: facts[key] for key in (*order, "pinned", "tied", "other_flops", "sha256", *part)}
 
 
 def _show_table(summary: "NetworkSummary") -> None:
     """Print a table of layers, and why channels are pinned, to stdout."""
-    size = "x".join(map(str, summary.input_shape))
+    size = shapes_text(summary.input_shape)
     title = (
-        f"{summary.arch} at {size}: {output.format_count(summary.flops)}FLOPs by fvcore "
+        f"{_name(summary)} at {size}: {output.format_count(summary.flops)}FLOPs by fvcore "
         f"(one multiply-add = 1), {output.format_count(summary.params)} parameters, "
         f"{summary.units} units in {summary.groups} groups"
     )
@@ -68,8 +70,19 @@ def _show_table(summary: "NetworkSummary") -> None:
     output.print_table(screen, table)
     for reason, names in _by_reason(summary.pinned).items():
         screen.print(f"pinned by {reason}: {', '.join(names)}", style="dim")
+    for reason, names in _by_reason(summary.tied).items():
+        screen.print(f"tied into one unit by {reason}: {', '.join(names)}", style="dim")
     auto, exact = summary.lowest_flops_share.values()
     screen.print(f"lowest target: --flops {auto:g} ({exact:g} with --align 1)", style="dim")
+
+
+def _name(summary: "NetworkSummary") -> str:
+    """The network, and the part of it that is shown."""
+    if not summary.module:
+        return summary.arch
+    whole = summary.whole_flops
+    of = "" if whole is None else f", which has {output.format_count(whole)}FLOPs as a whole"
+    return f"{summary.module} of {summary.arch}{of},"
 
 
 def _by_reason(pins: Iterable["PinnedChannels"]) -> dict[str, list[str]]:

@@ -89,7 +89,8 @@ def learn(
     ] = 0.01,
     val_images: options.ValImages = 10_000,
     align: options.Align = "auto",
-    min_keep: options.MinKeep = 0.1,
+    keep: options.Keep = None,
+    min_keep: options.LayerMinKeep = None,
     normalize: options.Normalize = None,
     download: options.Download = False,
     workers: Annotated[
@@ -112,8 +113,10 @@ def learn(
     device: options.Device = "auto",
     amp: options.Amp = False,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
+    module: options.Module = "",
     as_json: options.Json = False,
 ) -> None:
     """Learn a global filter ranking: (α, κ) for each layer, by evolutionary search on your data.
@@ -134,14 +137,16 @@ def learn(
     from legr_cli.data.dataset import parse_statistics
     from legr_cli.models.network import open_network
     from legr_cli.search.learn import learn_network
-    from legr_cli.settings import parse_input
+    from legr_cli.shapes import parse_input
     from legr_cli.training.inputs import Images
 
-    settings = _settings(locals())
+    given = locals()
+    settings = _settings(given)
     images = Images(data, parse_statistics(normalize), download)
+    shape = parse_input(input_shape)
     with resumable() as display:
         result = learn_network(
-            lambda: open_network(checkpoint, arch, classes, parse_input(input_shape)),
+            lambda: open_network(checkpoint, arch, classes, shape, weights=weights, module=module),
             images,
             settings,
             out,
@@ -153,27 +158,32 @@ def learn(
             command=command_line(),
             progress=display.report,
         )
-    words = {"--arch": arch, "--classes": classes, "--input": input_shape, "--ranking": out}
-    show_learned(result, out, _prune_command(checkpoint, words), as_json)
+    show_learned(result, out, _prune_command(given), as_json)
 
 
 def _settings(given: dict[str, Any]) -> "Search":
     """The settings of the search, from the options."""
-    from legr_cli.settings import Search, parse_align
+    from legr_cli.settings import Search, parse_align, parse_min_keep
     from legr_cli.targets import parse_targets
 
+    min_keep, layers = parse_min_keep(given["min_keep"] or (), given["keep"] or ())
     return options.settings_from(
         Search,
         given,
+        min_keep=min_keep,
+        min_keep_layers=layers,
         flops=tuple(target.value for target in parse_targets("flops", given["flops"])),
         align=parse_align(given["align"]),
         workers=1 if given["workers"] is None else given["workers"],
     )
 
 
-def _prune_command(checkpoint: str, words: dict[str, Any]) -> str:
+def _prune_command(given: dict[str, Any]) -> str:
     """The command that prunes by the new ranking, to show as the next step."""
-    given = [str(word) for pair in words.items() if pair[1] for word in pair]
-    return shlex.join(
-        ["legr", "prune", checkpoint, *given, "--flops", "0.2:0.8:0.1", "--out", "nets"]
-    )
+    words = ["legr", "prune", given["checkpoint"]]
+    for name in ("arch", "weights", "classes", "module"):
+        words += [f"--{name}", str(given[name])] if given[name] else []
+    for text in given["input_shape"] or ():
+        words += ["--input", text]
+    words += ["--ranking", str(given["out"]), "--flops", "0.2:0.8:0.1", "--out", "nets"]
+    return shlex.join(words)

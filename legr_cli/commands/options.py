@@ -61,7 +61,8 @@ Checkpoint = Annotated[
         metavar="CHECKPOINT",
         show_default=False,
         help="Network to load: a weights file (.safetensors, or a state dict in .pt, .pth, .th, "
-        ".t7 or .tar), torchvision:NAME\\[@WEIGHTS], or random:NAME for untrained weights.",
+        ".t7, .tar, .ckpt, .bin or .pkl), torchvision:NAME\\[@WEIGHTS], or random:NAME for "
+        "untrained weights.",
     ),
 ]
 Arch = Annotated[
@@ -77,6 +78,17 @@ Arch = Annotated[
         "Files written by legr record it, unless it is your own factory.",
     ),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        metavar="KEY",
+        show_default=False,
+        rich_help_panel=NETWORK,
+        help="Where in a checkpoint the weights are, such as state_dict_ema; dots lead into nested "
+        "dictionaries. Defaults to the first state dict that fits the network, averages last.",
+    ),
+]
 Classes = Annotated[
     int | None,
     typer.Option(
@@ -88,14 +100,26 @@ Classes = Annotated[
     ),
 ]
 InputShape = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--input",
-        metavar="CxHxW",
+        metavar="[NAME=]CxHxW",
         show_default=False,
         rich_help_panel=NETWORK,
         help="Shape of one input image. Defaults to the architecture's own, or to 3x224x224 for "
-        "your own networks.",
+        "your own networks. Repeat it with names for several inputs: --input image=3x96x96 "
+        "--input state=4.",
+    ),
+]
+Module = Annotated[
+    str,
+    typer.Option(
+        "--module",
+        metavar="NAME",
+        show_default=False,
+        rich_help_panel=NETWORK,
+        help="Prune only this part of the network, such as the backbone of a detector, whatever "
+        "surrounds it. Targets are then shares of that part.",
     ),
 ]
 Data = Annotated[
@@ -155,6 +179,27 @@ Align = Annotated[
         rich_help_panel=PRUNING,
         help="Keep channel counts at multiples that suit the CPU's kernels; auto detects the CPU. "
         "1 cuts exactly as in the paper, which is often slower to run.",
+    ),
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep",
+        metavar="PATTERN",
+        show_default=False,
+        rich_help_panel=PRUNING,
+        help="Never prune layers whose names match, such as head or 'stage1.*'. Can be repeated.",
+    ),
+]
+LayerMinKeep = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--min-keep",
+        metavar="[PATTERN=]SHARE",
+        show_default="0.1",
+        rich_help_panel=PRUNING,
+        help="Minimum share of each layer's channels to keep; with a pattern, of the layers whose "
+        "names match. Can be repeated.",
     ),
 ]
 MinKeep = Annotated[

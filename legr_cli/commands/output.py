@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -73,6 +74,23 @@ def print_notes(*notes: str) -> None:
     screen = console()
     for note in notes:
         screen.print(note, style="dim", soft_wrap=True)
+
+
+class _Notes(logging.Handler):
+    """Prints what the library logs as notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one message."""
+        print_notes(record.getMessage())
+
+
+def show_logged_notes() -> None:
+    """Show on stderr what the library notes while it works, such as which weights it took."""
+    logger = logging.getLogger("legr_cli")
+    leads = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
+    if leads and not any(isinstance(handler, _Notes) for handler in logger.handlers):
+        logger.addHandler(_Notes())
+        logger.setLevel(logging.INFO)
 
 
 def format_count(number: float) -> str:

@@ -8,7 +8,6 @@ import typer
 
 from legr_cli.commands import options
 from legr_cli.commands.options import setting
-from legr_cli.errors import SettingError
 
 if TYPE_CHECKING:
     from legr_cli.targets import Target
@@ -64,7 +63,8 @@ def prune(
         ),
     ] = None,
     align: options.Align = "auto",
-    min_keep: options.MinKeep = 0.1,
+    keep: options.Keep = None,
+    min_keep: options.LayerMinKeep = None,
     onnx: Annotated[
         bool,
         typer.Option("--onnx", help="Also export each network to ONNX and compare it with torch."),
@@ -81,8 +81,10 @@ def prune(
     ssh: options.Ssh = None,
     python: options.Python = "python3",
     arch: options.Arch = None,
+    weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
+    module: options.Module = "",
     as_json: options.Json = False,
 ) -> None:
     """Prune a network to one or more targets: offline, without data, in seconds.
@@ -106,20 +108,22 @@ def prune(
     from legr_cli.commands.prune_view import show_pruned
     from legr_cli.deploy.prune_files import check_out, prune_files
     from legr_cli.models.network import open_network
-    from legr_cli.settings import parse_input
+    from legr_cli.settings import parse_min_keep
+    from legr_cli.shapes import parse_input
 
     targets = _targets(flops=flops, params=params, latency=latency)
-    if batch is not None and not onnx:
-        raise SettingError("--batch requires --onnx")
     check_out(out, checkpoint, len(targets))
     with ProgressDisplay() as display:
+        network = open_network(
+            checkpoint, arch, classes, parse_input(input_shape), weights=weights, module=module
+        )
         result = prune_files(
-            open_network(checkpoint, arch, classes, parse_input(input_shape)),
+            network,
             targets,
             out,
             ranking=ranking,
             align=align,
-            min_keep=min_keep,
+            min_keep=parse_min_keep(min_keep or (), keep or ()),
             onnx=onnx,
             batch=batch,
             ssh=ssh,

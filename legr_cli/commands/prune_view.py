@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from legr_cli.commands import output
 from legr_cli.commands.export_view import verification_note
+from legr_cli.shapes import shapes_json, shapes_text
 from legr_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _as_json(result: "PrunedFiles", notes: list[str]) -> dict[str, Any]:
     analysis = result.analysis
     dense = {
         "arch": str(analysis.network.arch),
-        "input": list(analysis.network.input_shape),
+        "input": shapes_json(analysis.network.input_shape),
         "flops": analysis.flops,
         "params": analysis.params,
         "sha256": analysis.sha256,
@@ -76,7 +77,7 @@ def _row(result: "PrunedFiles", written: "PrunedFile") -> dict[str, Any]:
 def _table(result: "PrunedFiles") -> Any:
     """One row per network."""
     network, screen = result.analysis.network, output.console()
-    size = "x".join(map(str, network.input_shape))
+    size = shapes_text(network.input_shape)
     flops = output.format_count(result.analysis.flops)
     params = output.format_count(result.analysis.params)
     timed = any(written.pruned.timing is not None for written in result.files)
@@ -165,7 +166,7 @@ def _setting_notes(analysis: "Analysis", settings: "Prune", learned: dict[str, A
     """Notes on settings that differ from those the ranking was learned with."""
     from legr_cli.settings import option
 
-    then, size = learned.get("settings"), list(analysis.network.input_shape)
+    then, size = learned.get("settings"), shapes_json(analysis.network.input_shape)
     then = {**(then if isinstance(then, dict) else {}), "input": learned.get("input", size)}
     now = {"align": settings.align.name, "min_keep": settings.min_keep, "input": size}
     return [

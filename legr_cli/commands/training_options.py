@@ -211,6 +211,8 @@ def _check(given: dict[str, Any]) -> None:
     for name in ("teacher_arch", "teacher_weight", "temperature"):
         if given["teacher"] is None and given[name] is not None:
             raise SettingError(f"{option(name)} requires --teacher")
+    if given["checkpoint"] is None and given["weights"] is not None:
+        raise SettingError("--weights requires a CHECKPOINT")
     if given["checkpoint"] is None and given["arch"] is None:
         raise SettingError("pass a CHECKPOINT, or --arch to train from scratch")
 

@@ -11,6 +11,7 @@ from legr_cli.deploy.board import Board, Facts, place_for
 from legr_cli.errors import BenchError, SettingError
 from legr_cli.progress import Progress, Report, Status, silent
 from legr_cli.settings import Bench
+from legr_cli.shapes import Shapes, check_shapes, image_shape
 from legr_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def bench(
     python: str = "python3",
     arch: "str | Callable[..., nn.Module] | None" = None,
     classes: int | None = None,
-    input_shape: Sequence[int] | None = None,
+    input_shape: Sequence[int] | Shapes | None = None,
     settings: Bench | None = None,
     progress: Report | None = None,
 ) -> BenchResult:
@@ -88,7 +89,7 @@ def bench(
             from legr_cli.models.network import as_network
 
             in_memory[names[-1]] = as_network(model, input_shape)
-    shape = None if input_shape is None else tuple(input_shape)
+    shape = None if input_shape is None else check_shapes(input_shape)
     named = BenchModels(tuple(dict.fromkeys(names)), arch, classes, shape, in_memory)
     facts = bench_networks(named, settings or Bench(), ssh, python, progress=progress or silent)
     return BenchResult(tuple(_latency(row) for row in facts["models"]), facts)
@@ -138,7 +139,8 @@ def _load(
         differences[model] = difference
         progress(Status(f"loading {names[model]}{on_place}"))
         # exported networks have a fixed size; others may leave it open
-        shape = models.input_shape if model.endswith(".onnx") else None
+        given = models.input_shape if model.endswith(".onnx") else None
+        shape = None if given is None else image_shape(given)
         facts = board.load(names[model], data, shape)
         if need_flops and not facts["flops"]:
             raise BenchError(f"--plot needs the FLOPs of {names[model]}: export it with legr")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from legr_cli.deploy import core
 from legr_cli.errors import BenchError, first_line
+from legr_cli.shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,8 +22,9 @@ class BenchModels:
     models: tuple[str, ...]  # ratios are relative to the first
     arch: "str | Callable[..., nn.Module] | None" = None
     classes: int | None = None
-    input_shape: tuple[int, ...] | None = None
+    input_shape: Shapes | None = None
     in_memory: Mapping[str, "Network"] = field(default_factory=dict)  # modules, by name in `models`
+    weights: str | None = None  # key of the state dict, where a file holds several
 
     def short_names(self) -> dict[str, str]:
         """Map each model to its file name, or to its full name where file names are the same."""
@@ -59,13 +61,13 @@ def as_onnx(
         shape = models.input_shape or _default_shape(reference, model)
         arch = None if reference is None else reference.arch
         network = models.in_memory.get(model) or open_network(
-            model, models.arch, models.classes, shape, usual=arch
+            model, models.arch, models.classes, shape, usual=arch, weights=models.weights
         )
         reference = reference or network
         yield model, *export_bytes(network)
 
 
-def _default_shape(reference: "Network | None", model: str) -> tuple[int, ...] | None:
+def _default_shape(reference: "Network | None", model: str) -> Shapes | None:
     """Input shape for a model that may not record its own: that of the first network opened.
 
     None, to use the architecture's default, if the model is of another architecture.

@@ -10,6 +10,7 @@ from legr_cli.deploy.bench_models import BenchModels, as_onnx
 from legr_cli.deploy.names import file_names
 from legr_cli.files import staged
 from legr_cli.settings import Bench
+from legr_cli.shapes import shapes_text
 
 README = """\
 On the board, Python 3.8 or later needs two packages: python3 -m pip install numpy onnxruntime
@@ -47,6 +48,6 @@ def write_bundle(
 
 def _options(models: BenchModels, settings: Bench) -> list[str]:
     """The options of `legr_bench.py` that differ from their defaults."""
-    size = models.input_shape and "x".join(map(str, models.input_shape))
+    size = models.input_shape and shapes_text(models.input_shape)
     chosen, default = {**asdict(settings), "input": size}, asdict(Bench())
     return [f"--{key} {value}" for key, value in chosen.items() if value != default.get(key)]

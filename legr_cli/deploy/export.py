@@ -30,6 +30,7 @@ from legr_cli.files import require_folder, staged
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Report, Status, silent
+from legr_cli.shapes import Shapes, shapes_json, shapes_text
 
 OPSET = 18  # the oldest that torch writes; runtimes on old boards support it
 OPSETS = (18, 23)  # oldest and newest that torch writes and our oldest runtime supports
@@ -53,7 +54,7 @@ def export(
     *,
     batch: int | None = None,
     opset: int = OPSET,
-    input_shape: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    input_shape: Sequence[int] | Shapes | None = None,
 ) -> Exported:
     """Export a network to ONNX, and compare its output in ONNX Runtime with torch's.
 
@@ -138,9 +139,7 @@ def export_network(
     return Exported(path, temporary.stat().st_size, difference, opset)
 
 
-def _export_onnx(
-    network: Network, temporary: Path, batch: int | None, opset: int
-) -> float | None:
+def _export_onnx(network: Network, temporary: Path, batch: int | None, opset: int) -> float | None:
     """Write an ONNX file; return the relative difference between ONNX Runtime and torch."""
     import onnx
 
@@ -161,7 +160,9 @@ def _export_onnx(
 
 # By suffix: network, file, batch size (None: any) and opset → relative difference to torch
 # (None if the network draws random numbers).
-EXPORTERS: dict[str, Callable[[Network, Path, int | None, int], float | None]] = {".onnx": _export_onnx}
+EXPORTERS: dict[str, Callable[[Network, Path, int | None, int], float | None]] = {
+    ".onnx": _export_onnx
+}
 
 
 def _metadata(network: Network, model: nn.Module) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from legr_cli.models.network import Network, write_network
 from legr_cli.progress import Report, Status, silent
 from legr_cli.pruning import Analysis, Pruned, analyze, apply_plans, plans, resolve_ranking
 from legr_cli.ranking import Ranking
-from legr_cli.settings import Prune, parse_align
+from legr_cli.settings import LayerShares, Prune, parse_align
 from legr_cli.targets import Target
 
 
@@ -48,7 +48,7 @@ def prune_files(
     *,
     ranking: str | None = None,
     align: str = "auto",
-    min_keep: float = 0.1,
+    min_keep: tuple[float, LayerShares] = (0.1, ()),
     onnx: bool = False,
     batch: int | None = None,
     ssh: str | None = None,
@@ -58,12 +58,19 @@ def prune_files(
 ) -> PrunedFiles:
     """Prune to every target and write the networks; on failure, nothing is written."""
     timed = any(target.kind.timed for target in targets)
+    if batch is not None and not onnx:
+        raise SettingError("--batch requires --onnx")
     if ssh is not None and not timed:
         raise SettingError("--ssh requires a --latency target")
     with contextlib.ExitStack() as stack:
         board = stack.enter_context(Board(place_for(ssh, python))) if timed else None
         cpu = None if board is None else board.device["kernels"]
-        settings = Prune(targets=targets, align=parse_align(align, cpu), min_keep=min_keep)
+        settings = Prune(
+            targets=targets,
+            align=parse_align(align, cpu),
+            min_keep=min_keep[0],
+            min_keep_layers=min_keep[1],
+        )
         progress(Status("grouping channels into units"))
         analysis = analyze(network)
         resolved = resolve_ranking(analysis, ranking)

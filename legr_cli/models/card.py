@@ -12,14 +12,15 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from legr_cli.errors import CheckpointError, ModelError
+from legr_cli.errors import CheckpointError, LegrError, ModelError
 from legr_cli.models.checkpoints import read_header
 from legr_cli.models.registry import Arch
+from legr_cli.shapes import Shapes, shapes_json
+from legr_cli.shapes import check_shapes as check_input
 
 FORMAT, VERSION = "legr-model", 1
 KEY = "legr"  # the entry of a safetensors header that holds the card
 _CARRIED = "legr_card"  # the entry of a module that holds its card
-_LARGEST_SIDE = 8192
 
 Channels = dict[str, list[int]]  # layer → its output channels, numbered as in the dense network
 
@@ -29,24 +30,24 @@ class Card:
     """What a network is, apart from its weights."""
 
     arch: Arch
-    input_shape: tuple[int, ...]
+    input_shape: Shapes
     kept: Channels | None = None  # None: nothing was removed
     notes: dict[str, Any] = field(default_factory=dict)  # provenance, statistics, class names
+    module: str = ""  # the part of the network that may be pruned; "": all of it
 
     def header(self) -> str:
         """The card as JSON, for the header of a file."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                "arch": self.arch.name,
-                "options": self.arch.options,
-                "classes": self.arch.classes,
-                "input": list(self.input_shape),
-                "kept": self.kept,
-                "notes": self.notes,
-            }
-        )
+        card = {
+            "format": FORMAT,
+            "version": VERSION,
+            "arch": self.arch.name,
+            "options": self.arch.options,
+            "classes": self.arch.classes,
+            "input": shapes_json(self.input_shape),
+            "kept": self.kept,
+            "notes": self.notes,
+        }
+        return json.dumps({**card, "module": self.module} if self.module else card)
 
 
 def parse_card(path: str, header: str) -> Card:
@@ -59,21 +60,22 @@ def parse_card(path: str, header: str) -> Card:
                 f"{FORMAT} {VERSION}"
             )
         arch = Arch(data["arch"], dict(data["options"]), data["classes"])
-        shape = tuple(data["input"])
+        shape, module = check_input(data["input"]), data.get("module", "")
         kept, notes = data["kept"], data.get("notes") or {}
         valid = (
             isinstance(notes, dict)
+            and isinstance(module, str)
             and isinstance(arch.name, str)
             and isinstance(arch.classes, int | None)
-            and 2 <= len(shape) <= 4
-            and all(type(side) is int and 1 <= side <= _LARGEST_SIDE for side in shape)
             and (kept is None or all(_is_list_of_channels(row) for row in kept.values()))
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LegrError) as error:
         raise CheckpointError(f"{path} has a damaged header: {error!r}") from error
     if not valid:
         raise CheckpointError(f"{path} has a damaged header: a value has the wrong type")
-    return Card(arch, shape, kept, notes)
+    return Card(arch, shape, kept, notes, module)
 
 
 def _is_list_of_channels(row: Any) -> bool:

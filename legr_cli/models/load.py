@@ -5,7 +5,8 @@ from os import PathLike, fspath
 
 from torch import nn
 
-from legr_cli.models.network import check_shape, open_network
+from legr_cli.models.network import open_network
+from legr_cli.shapes import Shapes, check_shapes
 
 
 def load(
@@ -13,8 +14,9 @@ def load(
     arch: str | Callable[..., nn.Module] | None = None,
     *,
     classes: int | None = None,
-    input_shape: Sequence[int] | None = None,
+    input_shape: Sequence[int] | Shapes | None = None,
     seed: int = 0,
+    weights: str | None = None,
 ) -> nn.Module:
     """Open a network: a legr file, a checkpoint, `torchvision:NAME[@WEIGHTS]` or `random:NAME`.
 
@@ -26,6 +28,9 @@ def load(
         classes: Number of outputs, where the architecture takes another number by default.
         input_shape: Shape of one image, such as `(3, 96, 96)`; by default the architecture's own.
         seed: Draws the weights of `random:NAME`.
+        weights: Where in a checkpoint the weights are, such as `"state_dict_ema"`, where several
+            state dicts fit; dots lead into nested dictionaries. By default the first that fits,
+            averages (`ema`) last; the card's `notes["weights"]` then say which.
 
     Returns:
         The module in evaluation mode. It carries its card, so `legr_cli.save` can write it back.
@@ -37,5 +42,5 @@ def load(
     Example:
         >>> dense = legr_cli.load("resnet56.th", arch="resnet56")
     """
-    shape = None if input_shape is None else check_shape(input_shape)
-    return open_network(fspath(path), arch, classes, shape, seed).carried()
+    shape = None if input_shape is None else check_shapes(input_shape)
+    return open_network(fspath(path), arch, classes, shape, seed, weights=weights).carried()

@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from legr_cli.channels import apply, couple
+from legr_cli.channels.inputs import submodule
 from legr_cli.errors import CheckpointError, LegrError, ModelError, SettingError
 from legr_cli.models.card import (
     KEY,
@@ -24,16 +25,21 @@ from legr_cli.models.card import (
     parse_card,
     unwrap,
 )
-from legr_cli.models.checkpoints import StateDict, fill, read_weights, write_weights
+from legr_cli.models.checkpoints import Tensors, read_content, write_weights
 from legr_cli.models.kept import kept_units
+from legr_cli.models.loading import like_saved, load_into
 from legr_cli.models.registry import (
     Arch,
     as_arch,
     build,
     default_input,
     default_statistics,
-    torchvision_names,
+    with_weights,
 )
+from legr_cli.models.state_dicts import as_named_in, match
+from legr_cli.models.torchvision_models import torchvision_names
+from legr_cli.shapes import Shapes, shapes_text
+from legr_cli.shapes import check_shapes as check_input
 
 _LARGEST_NETWORK = 10**10  # parameters
 
@@ -44,14 +50,15 @@ class Network:
 
     model: nn.Module
     arch: Arch
-    input_shape: tuple[int, ...]
+    input_shape: Shapes
     kept: Channels | None = None  # None: nothing was removed
     notes: dict[str, Any] = field(default_factory=dict)  # provenance, statistics, class names
+    module: str = ""  # the part of the network that may be pruned; "": all of it
 
     @property
     def card(self) -> Card:
         """All but the module."""
-        return Card(self.arch, self.input_shape, self.kept, self.notes)
+        return Card(self.arch, self.input_shape, self.kept, self.notes, self.module)
 
     def carried(self) -> nn.Module:
         """The module, carrying its card."""
@@ -66,42 +73,64 @@ def open_network(
     spec: str,
     arch: str | Callable[..., nn.Module] | None = None,
     classes: int | None = None,
-    input_shape: tuple[int, ...] | None = None,
+    input_shape: Shapes | None = None,
     seed: int = 0,
     usual: Arch | None = None,
+    weights: str | None = None,
+    module: str = "",
 ) -> Network:
     """Open `torchvision:NAME[@WEIGHTS]`, `random:NAME`, a public checkpoint or a legr file.
 
     `usual` is the architecture to assume where neither `arch` nor the file names one; `seed`
-    draws random weights.
+    draws random weights; `weights` says where in a checkpoint the weights are; `module` names the
+    part of the network that may be pruned.
     """
+    return part_of(_opened(spec, arch, classes, input_shape, seed, usual, weights), module)
+
+
+def _opened(
+    spec: str,
+    arch: str | Callable[..., nn.Module] | None,
+    classes: int | None,
+    input_shape: Shapes | None,
+    seed: int,
+    usual: Arch | None,
+    weights: str | None,
+) -> Network:
+    """Open a network as a whole, or the part of it that its file names."""
     given = None if arch is None else as_arch(arch, classes)
+    if weights is not None and spec.startswith(("random:", "torchvision:")):
+        raise CheckpointError(f"--weights {weights} is for checkpoint files, and {spec} is none")
     if spec.startswith("random:"):
         return _fresh(as_arch(spec.removeprefix("random:"), classes), input_shape, seed)
     if spec.startswith("torchvision:"):
         return _torchvision(spec.removeprefix("torchvision:"), input_shape)
-    weights, header = read_weights(Path(spec))
+    content, header = read_content(Path(spec))
     if KEY in header:
-        network = _saved(spec, weights, header[KEY], given, usual)
+        if weights is not None:
+            raise CheckpointError(f"{spec} holds one network: leave --weights out")
+        network = _saved(spec, content, header[KEY], given, usual)
         for option, asked, is_so in (
             ("--input", input_shape, network.input_shape),
             ("--classes", classes, network.arch.classes),
         ):
             if asked not in (None, is_so):
-                own = "x".join(map(str, is_so)) if isinstance(is_so, tuple) else is_so
+                own = is_so if isinstance(is_so, int | None) else shapes_text(is_so)
                 raise CheckpointError(f"{spec} has its own {option} ({own}): leave {option} out")
         return network
     given = given or usual
     if given is None:
         raise CheckpointError(f"{spec} does not say which network it is of: pass --arch")
-    network = _fresh(given, input_shape)
-    fill(network.model, weights, given, spec)
-    return network
+    found = match(spec, content, given, build, weights)
+    network = _around(found.model, found.arch, input_shape)
+    if not found.selected:
+        return network
+    return replace(network, notes={**network.notes, "weights": found.key})
 
 
 def as_network(
     model: Any,
-    input_shape: Sequence[int] | None = None,
+    input_shape: Sequence[int] | Shapes | None = None,
     arch: str | Callable[..., nn.Module] | None = None,
 ) -> Network:
     """The network of a module: what its card says of it, or what the caller does.
@@ -111,7 +140,7 @@ def as_network(
     """
     model = unwrap(model)
     card = card_of(model)
-    shape = None if input_shape is None else check_shape(input_shape)
+    shape = None if input_shape is None else check_input(input_shape)
     if card is None:
         if shape is None:
             raise SettingError("pass input_shape, the shape of one image, such as (3, 224, 224)")
@@ -120,18 +149,20 @@ def as_network(
         check_shapes(model)
     if arch is not None:
         card = replace(card, arch=as_arch(arch, card.arch.classes))
-    return Network(model, card.arch, shape or card.input_shape, card.kept, card.notes)
+    return Network(model, card.arch, shape or card.input_shape, card.kept, card.notes, card.module)
 
 
-def check_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of one image as a tuple."""
-    try:
-        shape = tuple(input_shape)
-    except TypeError:
-        shape = ()
-    if not shape or not all(type(side) is int and side > 0 for side in shape):
-        raise SettingError(f"input_shape must be sizes such as (3, 224, 224), got {input_shape}")
-    return shape
+def part_of(network: Network, module: str) -> Network:
+    """The same network, of which only the module of this name may be pruned."""
+    if not module or module == network.module:
+        return network
+    if network.kept is not None:
+        raise ModelError(
+            f"--module {module}: {f'only {network.module}' if network.module else 'all'} of this "
+            "network was pruned before; name the same part"
+        )
+    submodule(network.model, module)
+    return replace(network, module=module)
 
 
 def own_copy(model: nn.Module) -> nn.Module:
@@ -152,9 +183,13 @@ def in_single_precision(model: nn.Module) -> nn.Module:
     return model if single and all(t.device.type == "cpu" for t in tensors) else own_copy(model)
 
 
-def _fresh(arch: Arch, input_shape: tuple[int, ...] | None, seed: int = 0) -> Network:
+def _fresh(arch: Arch, input_shape: Shapes | None, seed: int = 0) -> Network:
     """A network with the random weights its code gives it."""
-    model = build(arch, seed)
+    return _around(build(arch, seed), arch, input_shape)
+
+
+def _around(model: nn.Module, arch: Arch, input_shape: Shapes | None) -> Network:
+    """A network of a dense module, with what its architecture implies."""
     statistics = default_statistics(arch)
     notes = {"statistics": statistics} if statistics else {}
     return Network(model, arch, input_shape or default_input(arch, model), None, notes)
@@ -170,18 +205,18 @@ def with_new_head(network: Network, classes: int, seed: int = 0) -> Network:
     head = {n for n in own if n not in more or own[n].shape != more[n].shape}
     if len({name.rpartition(".")[0] for name in head}) != 1:
         raise ModelError(f"--new-head: {arch} has no last layer that depends on num_classes alone")
-    fill(model, {n: own[n] if n in head else weights[n] for n in own if n in weights}, arch, "it")
+    tensors = {n: own[n] if n in head else weights[n] for n in own if n in weights}
+    load_into(model, like_saved(tensors, model), arch, "it")
     return replace(network, model=model, arch=arch)
 
 
-def _torchvision(text: str, input_shape: tuple[int, ...] | None) -> Network:
+def _torchvision(text: str, input_shape: Shapes | None) -> Network:
     """A network with torchvision's own weights, from its cache or the network."""
     import torchvision
 
     name, _, weights = text.partition("@")
     if name not in torchvision_names():
-        raise ModelError(f"torchvision has no classification network {name!r}")
-    network = _fresh(Arch(name), input_shape)
+        raise ModelError(f"torchvision has no network {name!r}")
     try:
         known = torchvision.models.get_model_weights(name)
         chosen = known[weights] if weights else known.DEFAULT  # type: ignore[misc,attr-defined]
@@ -196,13 +231,15 @@ def _torchvision(text: str, input_shape: tuple[int, ...] | None) -> Network:
             f"the weights of torchvision:{name} cannot be fetched ({error}); download "
             f"{chosen.url} elsewhere and pass the file with --arch {name}"
         ) from error
-    fill(network.model, found, network.arch, f"torchvision:{text}")
+    network = _fresh(with_weights(Arch(name), chosen.name), input_shape)
+    tensors = as_named_in(network.model, found, network.arch)
+    load_into(network.model, tensors, network.arch, f"torchvision:{text}")
     names = chosen.meta.get("categories")
     return replace(network, notes={**network.notes, "class_names": names}) if names else network
 
 
 def _saved(
-    spec: str, weights: StateDict, header: str, given: Arch | None, usual: Arch | None
+    spec: str, weights: Tensors, header: str, given: Arch | None, usual: Arch | None
 ) -> Network:
     """A network that legr wrote: built empty, cut as its card says, then filled."""
     card = parse_card(spec, header)
@@ -219,10 +256,10 @@ def _saved(
         raise CheckpointError(f"{spec} holds {arch.name}, not {given.name}: leave --arch out")
     try:
         model = rebuild(replace(card, arch=arch))
-        fill(model, weights, arch, spec)
+        load_into(model, like_saved(weights, model), arch, spec)
     except LegrError as error:
         raise CheckpointError(f"{spec} cannot be opened: {error}") from error
-    return Network(model.eval(), arch, card.input_shape, card.kept, card.notes)
+    return Network(model.eval(), arch, card.input_shape, card.kept, card.notes, card.module)
 
 
 def rebuild(card: Card) -> nn.Module:
@@ -230,7 +267,7 @@ def rebuild(card: Card) -> nn.Module:
     model = _skeleton(card.arch)
     if card.kept is None:
         return model
-    units = couple(model, card.input_shape)
+    units = couple(model, card.input_shape, card.module)
     return apply(units, kept_units(units, card.kept))
 
 

@@ -7,20 +7,24 @@ import importlib
 import operator
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 from torch import nn
 
 from legr_cli.errors import ModelError, first_line
 from legr_cli.models import cifar
+from legr_cli.models.torchvision_models import (
+    options_with_weights,
+    torchvision_builder,
+    torchvision_input,
+    torchvision_names,
+)
 
 IMAGENET_STATISTICS = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-TRAINING_ONLY = ("aux1.", "aux2.", "AuxLogits.")  # auxiliary heads, unused in evaluation
 _BUILTIN: dict[str, Callable[..., nn.Module]] = {
     **{
         f"resnet{depth}": functools.partial(cifar.CifarResNet, depth)
@@ -30,8 +34,6 @@ _BUILTIN: dict[str, Callable[..., nn.Module]] = {
     "small_cifar": cifar.small_cifar,
     "mobilenet_v2_cifar": cifar.mobilenet_v2_cifar,
 }
-_INPUTS = {"inception_v3": (3, 299, 299), **dict.fromkeys(_BUILTIN, (3, 32, 32))}
-_WITH_AUX_HEADS = {"inception_v3", "googlenet"}
 _FORBIDDEN_OPTIONS = {
     "weights",
     "weights_backbone",
@@ -99,18 +101,41 @@ def default_input(arch: Arch, model: nn.Module) -> tuple[int, ...]:
     config = getattr(model, "pretrained_cfg", None) or {}
     if arch.name.startswith("timm:") and "input_size" in config:
         return tuple(config["input_size"])
-    return _INPUTS.get(arch.name, (3, 224, 224))
+    if arch.name in _BUILTIN:
+        return (3, 32, 32)
+    side = arch.options.get("image_size")
+    if arch.name in torchvision_names() and type(side) is int:  # vision transformers
+        return (3, side, side)
+    return torchvision_input(arch.name) or (3, 224, 224)
 
 
 def default_statistics(arch: Arch) -> dict[str, list[float]] | None:
     """Mean and standard deviation of the training images, where the name implies them."""
-    return IMAGENET_STATISTICS if arch.name in torchvision_names() else None
+    task = torchvision_names().get(arch.name)  # detectors normalize their images themselves
+    return IMAGENET_STATISTICS if task in ("classification", "segmentation") else None
 
 
-@functools.cache
-def torchvision_names() -> frozenset[str]:
-    """The names of torchvision's classification networks."""
-    return frozenset(torchvision.models.list_models(module=torchvision.models))
+def with_weights(arch: Arch, weights: str) -> Arch:
+    """The network as torchvision builds it for these weights of its own."""
+    return replace(arch, options={**options_with_weights(arch.name, weights), **arch.options})
+
+
+def readings(arch: Arch, tensors: Iterable[str]) -> list[Arch]:
+    """What the network in a weights file may be, the likeliest first.
+
+    Most names mean one network. Some of torchvision's builders make another one with `weights=`
+    than without, and both have tensors of the same names.
+    """
+    options = options_with_weights(arch.name)
+    published = replace(arch, options={**options, **arch.options})
+    if published == arch:
+        return [arch]
+    if "frozen_eps" in options:
+        # Only norms that train count their batches, so the file itself tells.
+        trains = any(name.endswith("num_batches_tracked") for name in tensors)
+        return [arch] if trains else [published, arch]
+    # torchvision's own weights have the default number of classes.
+    return [published, arch] if arch.classes is None else [arch, published]
 
 
 def build(arch: Arch, seed: int = 0) -> nn.Module:
@@ -159,8 +184,7 @@ def _factory(arch: Arch) -> Callable[..., Any]:
     if name in _BUILTIN:
         return _BUILTIN[name]
     if name in torchvision_names():
-        extra = {"aux_logits": False, "init_weights": False} if name in _WITH_AUX_HEADS else {}
-        return functools.partial(torchvision.models.get_model_builder(name), weights=None, **extra)
+        return torchvision_builder(name)
     if name.startswith("timm:"):
         return _timm_factory(name.removeprefix("timm:"))
     if ":" in name:

@@ -7,13 +7,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from legr_cli.channels.inputs import example
 from legr_cli.channels.structures import tensors
 from legr_cli.channels.switches import evaluating
 from legr_cli.errors import LegrError, ModelError, OutputError, first_line
 from legr_cli.files import require_folder, staged
 from legr_cli.models.card import card_of, unwrap
+from legr_cli.models.loading import like_saved
 from legr_cli.models.network import Network, as_network, rebuild, write_network
 from legr_cli.models.registry import Arch, as_arch, default_input
+from legr_cli.shapes import Shapes, shapes_text
 
 _TOLERANCE = 1e-4  # relative difference between two runs of the same network
 
@@ -23,7 +26,7 @@ def save(
     path: str | PathLike[str],
     *,
     arch: str | Callable[..., nn.Module] | None = None,
-    input_shape: Sequence[int] | None = None,
+    input_shape: Sequence[int] | Shapes | None = None,
 ) -> None:
     """Write a network to a `.safetensors` file that `legr_cli.load` and every command opens.
 
@@ -58,7 +61,7 @@ def save(
 def _described(
     model: nn.Module,
     arch: str | Callable[..., nn.Module] | None,
-    input_shape: Sequence[int] | None,
+    input_shape: Sequence[int] | Shapes | None,
 ) -> Network:
     """The module with its card, or with one made from `arch`."""
     card = card_of(model)
@@ -93,7 +96,8 @@ def check_card(network: Network) -> None:
             raise ModelError(
                 f"the module does not match {arch}: '{name}' has shape {shapes}; {_ADVICE}"
             )
-    rebuilt.load_state_dict({n: t.detach().cpu() for n, t in own.items()}, assign=True)
+    tensors = {name: tensor.detach().cpu() for name, tensor in own.items()}
+    rebuilt.load_state_dict(like_saved(tensors, rebuilt), assign=True)
     _check_output(network, rebuilt)
 
 
@@ -107,17 +111,16 @@ def _unknown(arch: Arch) -> str:
 
 def _check_output(network: Network, rebuilt: nn.Module) -> None:
     """The module and the one that its card describes must agree on one image."""
-    image = torch.rand(2, *network.input_shape, generator=torch.Generator().manual_seed(0))
     own = network.model
-    first = next(own.parameters(), image)
+    call = example(own, network.input_shape, batch=2)
     try:
         with evaluating(own), evaluating(rebuilt), torch.no_grad():
-            expected = tensors(rebuilt(image.to(first.dtype)))
-            found = tensors(own(image.to(first.device, first.dtype)))
+            expected = tensors(call.like(next(rebuilt.parameters())).run(rebuilt))
+            found = tensors(call.run(own))
     except Exception as error:
-        size = "x".join(map(str, network.input_shape))
         raise ModelError(
-            f"the network fails on images of {size}: {first_line(error)}; pass input_shape"
+            f"the network fails on an input of {shapes_text(network.input_shape)}: "
+            f"{first_line(error)}; pass input_shape"
         ) from error
     for a, b in zip(expected, found, strict=True):
         scale = max(float(a.abs().max()), 1e-30)

@@ -96,7 +96,7 @@ def _open_units(job: Job) -> Units:
             reason = str(error).replace(str(path), "the network")
             raise SearchError(f"in a worker: {reason}") from error
     network.model.float()  # images are float32
-    return couple(network.model, network.input_shape)
+    return couple(network.model, network.input_shape, network.module)
 
 
 class CandidateEvaluator:

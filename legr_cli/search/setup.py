@@ -24,6 +24,7 @@ from legr_cli.search.fitness import adaptation
 from legr_cli.search.run import SearchResult
 from legr_cli.search.workers import WorkerPool, in_process, on_cluster, processes
 from legr_cli.settings import Search
+from legr_cli.shapes import shapes_json
 from legr_cli.training.devices import choose, cores
 from legr_cli.training.loop import evaluate, has_running_stats
 from legr_cli.training.scores import CLASSIFICATION, Score, Task
@@ -131,7 +132,8 @@ def run_description(analysis: Analysis, data: Data, settings: Line) -> Line:
     network = analysis.network
     return {
         "arch": str(network.arch),
-        "input": list(network.input_shape),
+        "input": shapes_json(network.input_shape),
+        **({"module": network.module} if network.module else {}),
         "weights_sha256": analysis.sha256,
         "settings": settings,
         "data": data.card,
@@ -147,7 +149,8 @@ def provenance(analysis: Analysis, data: Data, settings: Line, seed: int, dense:
         "arch": network.arch.name,
         "options": network.arch.options,
         "classes": len(data.classes),
-        "input": list(network.input_shape),
+        "input": shapes_json(network.input_shape),
+        **({"module": network.module} if network.module else {}),
         "weights_sha256": analysis.sha256,
         "data": data.card,
         "statistics": data.feed.statistics,
@@ -176,7 +179,9 @@ def check_fitness(analysis: Analysis, fitness: str) -> None:
 def _search_as_json(settings: Search) -> dict[str, Any]:
     """Search settings as journals and rankings store them."""
     flops = settings.flops if len(settings.flops) > 1 else settings.flops[0]
-    return {**dataclasses.asdict(settings), "flops": flops, "align": settings.align.name}
+    values = {**dataclasses.asdict(settings), "flops": flops, "align": settings.align.name}
+    layers = dict(values.pop("min_keep_layers"))
+    return {**values, "min_keep_layers": layers} if layers else values
 
 
 def _is_identity(line: Line) -> bool:

@@ -122,7 +122,7 @@ def evaluate_each(
             loaded[key] = images_for(network, images, seed, task)
         data = loaded[key]
         check_outputs(network.model, data, task)
-        flops = count_flops(network.model, network.input_shape)
+        flops = count_flops(network.model, network.input_shape, network.module)
         model = network.model.to(target, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if recalibrated:
             recalibrate_on(data, model, target, seed)

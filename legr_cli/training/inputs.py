@@ -13,6 +13,7 @@ from legr_cli.data.dataset import Data, open_data, own_data, parse_statistics, s
 from legr_cli.data.own import Rows, own_rows
 from legr_cli.errors import DataError, LegrError, ModelError, SettingError
 from legr_cli.models.network import Network, open_network, with_new_head
+from legr_cli.shapes import Shapes, image_shape
 from legr_cli.training.loop import forward
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.scores import CLASSIFICATION, Task
@@ -25,8 +26,9 @@ class NetworkSource:
     checkpoint: str | Network | None  # None: train from scratch
     arch: str | Callable[..., nn.Module] | None = None
     classes: int | None = None
-    shape: tuple[int, ...] | None = None
+    shape: Shapes | None = None
     new_head: bool = False
+    weights: str | None = None  # where in the checkpoint
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,14 @@ def images_for(network: Network, images: Images, seed: int, task: Task = CLASSIF
     if isinstance(images.data, str):
         return open_data(
             images.data,
-            network.input_shape,
+            image_shape(network.input_shape),
             seed=seed,
             statistics=images.statistics or network.notes.get("statistics"),
             download=images.download,
             hold_out=images.hold_out,
         )
     labels = _classes_of(network) if task.labels else None
-    shape, hold_out = network.input_shape, images.hold_out
+    shape, hold_out = image_shape(network.input_shape), images.hold_out
     return own_data(images.data, images.validation, shape, labels, seed=seed, hold_out=hold_out)
 
 
@@ -102,12 +104,14 @@ def open_network_and_data(
     if isinstance(spec, Network):
         network, spec = spec, ""
     else:
-        network = open_network(spec, source.arch, source.classes, source.shape, seed)
+        network = open_network(
+            spec, source.arch, source.classes, source.shape, seed, weights=source.weights
+        )
     with group.leader_first():
         download = images.download and group.is_leader
         any_size = source.checkpoint is None and source.shape is None and network.arch.own
         if any_size and isinstance(images.data, str):
-            shape = small_size(images.data, download, network.input_shape)
+            shape = small_size(images.data, download, image_shape(network.input_shape))
             network = replace(network, input_shape=shape)
         data = images_for(network, replace(images, download=download), seed, task)
     classes = len(data.classes)
@@ -155,7 +159,9 @@ def check_outputs(model: nn.Module, data: Data, task: Task = CLASSIFICATION) -> 
 def _classes_of(network: Network) -> int:
     """Number of classes that a network distinguishes."""
     with evaluating(network.model), torch.no_grad():
-        return _count_classes(forward(network.model, torch.zeros(2, *network.input_shape)))
+        return _count_classes(
+            forward(network.model, torch.zeros(2, *image_shape(network.input_shape)))
+        )
 
 
 def _count_classes(outputs: Any) -> int:

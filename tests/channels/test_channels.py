@@ -1,5 +1,6 @@
 """The channel engine on tiny networks: every kind of wiring, every law."""
 
+import operator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from torch import nn
 from legr_cli.channels import apply, couple
 from legr_cli.cost import count_flops, price
 from legr_cli.cut import floor
-from legr_cli.errors import ModelError
+from legr_cli.errors import BudgetError, ModelError
 from legr_cli.settings import Align
 
 
@@ -55,6 +56,46 @@ def test_ops_without_a_rule_pin_and_are_named(name: str) -> None:
     assert found == PINNED[name]
 
 
+def test_what_ties_a_layer_into_one_unit_is_named() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.along, self.last = nets.conv(3, 13), nn.Conv1d(1, 1, 3), nets.head(13)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.stem(x))
+            pooled = nn.functional.pad(x.mean((2, 3))[:, None], (1, 1))
+            return self.last(x * self.along(pooled).sigmoid()[:, 0, :, None, None])
+
+    units = couple(Attention(), nets.INPUT)
+    assert [(tie.layer, tie.channels, tie.reason) for tie in units.tied] == [
+        ("stem", 13, "Conv1d (along)")
+    ]
+    cost = price(units)
+    with pytest.raises(BudgetError) as error:
+        laws.plan(units, cost, 0.5)
+    assert str(error.value).endswith(
+        "; raise the target; 13 channels are tied into one unit by Conv1d (along)"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize(
+    ("norm", "way_out"),
+    [
+        ("utils.weight_norm", "remove_weight_norm"),
+        ("utils.spectral_norm", "remove_spectral_norm"),
+        ("utils.parametrizations.weight_norm", "remove_parametrizations"),
+        ("utils.parametrizations.spectral_norm", "remove_parametrizations"),
+    ],
+)
+def test_normed_weights_are_named_with_the_way_out(norm: str, way_out: str) -> None:
+    model = nets.NoNorm()
+    operator.attrgetter(norm)(nn)(model.conv2)
+    [reason] = [pin.reason for pin in couple(model, nets.INPUT).pins if pin.layer == "conv1"]
+    assert f"{way_out} first" in reason
+
+
 def test_only_the_spread_channel_is_pinned() -> None:
     units = couple(nets.make("pinned by spreading"), nets.INPUT)
     assert [pin.channels for pin in units.pins if pin.layer == "stem"] == [1]
@@ -77,6 +118,12 @@ def test_only_the_spread_channel_is_pinned() -> None:
         ("functional", 13 + 23),
         ("twice", 13 + 23),
         ("branches", 13 + 23),
+        ("cat zeros", 23 + 29),
+        ("two groups", 13 + 17 + 11),
+        ("group shuffle 39", 13 + 13),
+        ("split attention", 7 + 13 + 11 + 23),
+        ("state", 13 + 13),
+        ("recurrent", 13 + 17),
         ("in place on cat", 13 + 23 + 29),
     ],
 )

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import legr_cli
 from legr_cli.cli import app
 from legr_cli.cost import count_flops
+from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import open_network
 
 runner = CliRunner()
@@ -174,6 +175,20 @@ def test_python_prune_leaves_the_model() -> None:
     before = count_flops(model, nets.INPUT)
     smaller = legr_cli.prune(model, nets.INPUT, flops=0.5, align="1")
     assert count_flops(smaller, nets.INPUT) <= 0.5 * before == 0.5 * count_flops(model, nets.INPUT)
+
+
+def test_which_weights_were_taken_is_printed_and_chosen(tmp_path: Path) -> None:
+    first, second = (nets.enliven(open_network("random:resnet20", seed=s).model) for s in (0, 1))
+    path, out = tmp_path / "both.ckpt", tmp_path / "out.safetensors"
+    torch.save({"state_dict_ema": second.state_dict(), "state_dict": first.state_dict()}, path)
+    args = ["prune", str(path), "--arch", "resnet20", "--flops", "0.6", "--out", str(out)]
+    result = runner.invoke(app, [*args, "--json"])
+    assert "both.ckpt: state_dict, state_dict_ema fit resnet20; took state_dict" in result.stderr
+    assert json.loads(result.stdout)["dense"]["sha256"] == fingerprint(first)
+    result = runner.invoke(app, [*args, "--json", "--weights", "state_dict_ema"])
+    assert "took" not in result.stderr
+    assert json.loads(result.stdout)["dense"]["sha256"] == fingerprint(second)
+    assert open_network(str(out)).notes["weights"] == "state_dict_ema"
 
 
 def test_python_prune_unwraps_and_checks() -> None:

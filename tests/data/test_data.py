@@ -279,7 +279,7 @@ def strange_class(root: Path) -> None:
             lambda root: None,
             "unknown dataset 'mnist'; expected one of digits, cifar10:DIR",
         ),
-        ("digits:{}", lambda root: None, "leave the folder out"),
+        ("digits:{}", lambda root: None, "omit the folder"),
         ("cifar10", lambda root: None, "expected cifar10:DIR"),
     ],
 )
