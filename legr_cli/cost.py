@@ -46,7 +46,7 @@ def _count_call(model: nn.Module, call: Call) -> int:
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
     with evaluating(model), _plain_attention(), _PaddingForUnpooling(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        analysis = FlopCountAnalysis(_TensorsOnly(model, call), tuple(call.tensors))
+        analysis = FlopCountAnalysis(TensorsOnly(model, call), tuple(call.tensors))
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
         analysis.set_op_handle(**HANDLES)
         try:
@@ -105,7 +105,7 @@ def _per_dim(value: Any, space: int) -> list[int]:
     return [value] * space if isinstance(value, int) else list(value)
 
 
-class _TensorsOnly(nn.Module):
+class TensorsOnly(nn.Module):
     """Wraps a network to take and return tensors only, which is all that fvcore can trace."""
 
     def __init__(self, model: nn.Module, call: Call) -> None:

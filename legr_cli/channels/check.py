@@ -43,10 +43,10 @@ def disagreement(units: Units, kept: Kept, smaller: nn.Module, exact: bool = Fal
         actual = tensors(call.run(smaller))
     if [t.shape for t in expected] != [t.shape for t in actual]:
         return float("inf")
-    return max(_relative_difference(a, b) for a, b in zip(expected, actual, strict=True))
+    return max(relative_difference(a, b) for a, b in zip(expected, actual, strict=True))
 
 
-def _relative_difference(a: torch.Tensor, b: torch.Tensor) -> float:
+def relative_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return the largest difference relative to the largest value of `a`; inf if one is NaN."""
     a, b = a.double(), b.double()
     same = (a == b) | (a.isnan() & b.isnan())

@@ -11,7 +11,7 @@ from legr_cli.channels.inputs import Call, Source
 from legr_cli.channels.push import push
 from legr_cli.channels.rewrite import check_shape_ops
 from legr_cli.channels.structures import tensors
-from legr_cli.channels.switches import evaluating, fixed_seed
+from legr_cli.channels.switches import evaluating, fixed_seed, unchanged
 from legr_cli.channels.trace import Traced, trace
 from legr_cli.channels.units import Units, assign_units
 from legr_cli.errors import ModelError
@@ -32,8 +32,11 @@ def couple(model: nn.Module, input_shape: Shapes, module: str = "") -> Units:
         units = couple(torchvision.models.resnet18(), (3, 224, 224))
     """
     source = Source(model, input_shape, module)
-    traced = trace(source.part, source.call(batch=2))
-    _verify(source, traced)
+    with unchanged(model):
+        traced = trace(source.part, source.call(batch=2))
+        if traced.reads_caches:
+            traced = _without_caches(source, traced)
+        _verify(source, traced)
     flow = push(traced.graph_module, traced.values)
     units = assign_units(flow, source)
     while failures := check_shape_ops(units):
@@ -50,6 +53,21 @@ def couple(model: nn.Module, input_shape: Shapes, module: str = "") -> Units:
         why = "all are pinned by " + "; ".join(reasons[:3]) if reasons else "it has no layers"
         raise ModelError(f"no channel of this network can be removed: {why}")
     return units
+
+
+def _without_caches(source: Source, traced: Traced) -> Traced:
+    """Trace again after a run on larger images.
+
+    A network may keep tensors that it computed for a size of images, such as the grid of anchors
+    of a detector. When the size changes, it computes them while it is traced.
+    """
+    larger = source.larger(32)
+    try:
+        with evaluating(source.part), fixed_seed():
+            larger.call(batch=1).run(source.part)
+        return trace(source.part, source.call(batch=2))
+    except Exception:  # it runs on one size only
+        return traced
 
 
 def _verify(source: Source, traced: Traced) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from legr_cli.channels.structures import map_tensors, tensors
-from legr_cli.channels.switches import evaluating, fixed_seed
+from legr_cli.channels.switches import evaluating, fixed_seed, unchanged
 from legr_cli.errors import ModelError, SettingError, first_line
 from legr_cli.shapes import Shapes
 
@@ -96,6 +96,18 @@ class Source:
         """The part to look at."""
         return submodule(self.model, self.module)
 
+    def larger(self, by: int) -> "Source":
+        """The same network on images that are larger by this many pixels on every side."""
+
+        def enlarged(shape: tuple[int, ...]) -> tuple[int, ...]:
+            return (*shape[:1], *(side + by for side in shape[1:]))
+
+        if isinstance(self.shapes, Mapping):
+            shapes: Shapes = {name: enlarged(shape) for name, shape in self.shapes.items()}
+        else:
+            shapes = enlarged(self.shapes)
+        return Source(self.model, shapes, self.module)
+
     def call(self, batch: int, seed: int = 0) -> Call:
         """With what the part is called while the network runs on noise."""
         if (batch, seed) not in self.calls:
@@ -123,7 +135,7 @@ def captured(model: nn.Module, name: str, call: Call) -> Call:
 
     hook = part.register_forward_pre_hook(stop, with_kwargs=True)
     try:
-        with evaluating(model), fixed_seed():
+        with unchanged(model), evaluating(model), fixed_seed():
             call.run(model)
     except _ReachedModule as reached:
         return reached.call

@@ -26,8 +26,18 @@ from legr_cli.channels.calls import METADATA, RANDOM, name_of, op_and_target
 from legr_cli.channels.functional import assigned
 from legr_cli.channels.inputs import Call
 from legr_cli.channels.ops import in_place, module_facts
-from legr_cli.channels.sizes import TracedNumber, emit, plain_number, traceable_int, traced_number
+from legr_cli.channels.sizes import (
+    TracedNumber,
+    emit,
+    plain_number,
+    traceable_numbers,
+    traced_number,
+)
 from legr_cli.channels.structures import holds, parts
+from legr_cli.channels.switches import unchanged
+
+
+_DTYPES = {int: torch.int64, float: torch.float64, bool: torch.bool}  # Python's names for them
 
 
 class TensorShape(tuple[int, ...]):
@@ -48,9 +58,17 @@ class Recording:
 
 def record(model: nn.Module, call: Call) -> Recording:
     """Call `model` and record what it does."""
-    recorder = _Recorder(model)
-    with _restored_buffers(model), _eager_only(), traceable_int(model.modules()):
-        return recorder.run(call)
+    try:
+        with traceable_numbers(model.modules()):
+            return _record(model, call)
+    except Exception:  # its code may need the real `int`, such as in `dtype=int`
+        return _record(model, call)
+
+
+def _record(model: nn.Module, call: Call) -> Recording:
+    """Record one call."""
+    with unchanged(model), _eager_only():
+        return _Recorder(model).run(call)
 
 
 class _Recorder(TorchFunctionMode):
@@ -61,7 +79,8 @@ class _Recorder(TorchFunctionMode):
         self.model = model
         self.graph = fx.Graph()
         self.recording = Recording(self.graph)
-        self.module_names = {id(m): name for name, m in reversed(list(model.named_modules()))}
+        self.modules = dict(model.named_modules())
+        self.module_names = {id(m): name for name, m in reversed(self.modules.items())}
         self.attributes = _tensor_attributes(model)
         self.tensors: dict[int, tuple[Tensor, fx.Node]] = {}  # holds tensors, so ids stay unique
         self.attribute_nodes: dict[str, fx.Node] = {}
@@ -106,6 +125,8 @@ class _Recorder(TorchFunctionMode):
                 return self._metadata(name, args, result)
         if name == "__setitem__":
             return self._set_item(func, args)
+        if kwargs.get("out") is not None:
+            return self._write_out(func, name, args, kwargs)
         op, target, args = op_and_target(func, name, args)
         recorded = self._argument(args), self._argument(kwargs)  # before the call changes them
         result = func(*plain[0], **plain[1])  # type: ignore[index]
@@ -170,12 +191,31 @@ class _Recorder(TorchFunctionMode):
         plain = fx.node.map_aggregate(args, plain_number)
         recorded = self._argument(args)
         func(*plain)  # type: ignore[misc]
-        if tensor._is_view() or id(tensor) in self.attributes:
+        if self._has_other_names(tensor):
             node = self._add("call_function", operator.setitem, recorded, {})
             self.recording.values[node] = None
             return
         node = self._add("call_function", assigned, recorded, {})
         self._bind(node, tensor)
+
+    def _write_out(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record `func(..., out=tensor)` as a new tensor where the old one has no other name."""
+        plain = fx.node.map_aggregate((args, kwargs), plain_number)
+        others = {key: value for key, value in kwargs.items() if key != "out"}
+        op, target, args = op_and_target(func, name, args)
+        node = self._add(op, target, self._argument(args), self._argument(others))
+        result = func(*plain[0], **plain[1])  # type: ignore[index]
+        if isinstance(result, Tensor) and self._has_other_names(result):
+            self.recording.values[node] = _shapes(result)
+            node = self._add("call_method", "copy_", (self._node(result), node), {})
+            self.recording.values[node] = _shapes(result)
+        else:
+            self._bind(node, result)
+        return result
+
+    def _has_other_names(self, tensor: Tensor) -> bool:
+        """Whether a change of a tensor is also seen elsewhere: in its base, or in the network."""
+        return tensor._is_view() or id(tensor) in self.attributes
 
     # -- nodes ---------------------------------------------------------------------------------
 
@@ -183,7 +223,7 @@ class _Recorder(TorchFunctionMode):
         """Add a node for a call, and give its result, under a new name if it is an old tensor."""
         node = self._add(op, target, args, kwargs)
         is_old = id(result) in self.tensors or id(result) in self.attributes
-        if is_old and not in_place(node, dict(self.model.named_modules())):
+        if is_old and not in_place(node, self.modules):
             # `Dropout` and `contiguous` may give their own input; the graph must tell them apart
             result = result.detach()
         self._bind(node, result)
@@ -194,7 +234,7 @@ class _Recorder(TorchFunctionMode):
         node = self.graph.create_node(op, target, tuple(args), dict(kwargs))
         if self.scope:
             name = self.scope[-1]
-            node.meta["nn_module_stack"] = {name: (name, type(self.model.get_submodule(name)))}
+            node.meta["nn_module_stack"] = {name: (name, type(self.modules[name]))}
         return node
 
     def _bind(self, node: fx.Node, value: Any) -> None:
@@ -234,6 +274,8 @@ class _Recorder(TorchFunctionMode):
             return emit(self.graph, value, self.recording.values)
         if isinstance(value, torch.dtype | torch.device) and value in self.sources:
             return self._source(value)
+        if isinstance(value, type) and value in _DTYPES:
+            return _DTYPES[value]
         if isinstance(value, torch.Size):
             return tuple(map(self._argument, value))
         if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -316,19 +358,6 @@ class _UnseenOps(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return self.recorder.unseen_op(func, args, kwargs or {})
-
-
-@contextlib.contextmanager
-def _restored_buffers(model: nn.Module) -> Iterator[None]:
-    """Undo what the run does to buffers, such as counting calls."""
-    before = [(b, b._version, b.detach().clone()) for b in model.buffers() if not b.is_meta]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, version, value in before:
-                if buffer._version != version:
-                    buffer.copy_(value)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from torch import fx, nn
@@ -65,12 +66,14 @@ def _overload(op: Callable[..., Any], swapped: bool = False) -> Callable[..., An
     return method
 
 
-for _name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow"):
+_ARITHMETIC = ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "lshift", "rshift")
+for _name in _ARITHMETIC:
     for _class in (TracedInt, TracedFloat):
         setattr(_class, f"__{_name}__", _overload(getattr(operator, _name)))
         setattr(_class, f"__r{_name}__", _overload(getattr(operator, _name), swapped=True))
 for _name, _op in (
     ("neg", operator.neg),
+    ("abs", abs),
     ("ceil", math.ceil),
     ("floor", math.floor),
     ("trunc", math.trunc),
@@ -78,37 +81,58 @@ for _name, _op in (
 ):
     for _class in (TracedInt, TracedFloat):
         setattr(_class, f"__{_name}__", _overload(_op))
+for _class in (TracedInt, TracedFloat):
+    setattr(_class, "__divmod__", lambda self, other: (self // other, self % other))
+    setattr(_class, "__rdivmod__", lambda self, other: (other // self, other % self))
 
 
-class _IntType(type):
-    """Makes `isinstance(x, int)` mean the built-in type."""
+def _stand_in(builtin: type) -> type:
+    """A class that stands in for `int` or `float`, which strip a number of its formula."""
 
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, int)
+    class Meta(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, builtin)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, builtin)
+
+        def __eq__(cls, other: Any) -> bool:
+            return isinstance(other, type) and (
+                issubclass(other, builtin) and other in (builtin, TracedInt, TracedFloat)
+            )
+
+        def __hash__(cls) -> int:
+            return hash(builtin)
+
+    class StandIn(builtin, metaclass=Meta):  # type: ignore[misc,valid-type]
+        def __new__(cls, *args: Any) -> Any:
+            if len(args) == 1 and isinstance(args[0], TracedNumber):
+                return traced_number(builtin(plain_number(args[0])), builtin, *args)
+            return builtin(*args)
+
+    return StandIn
 
 
-class _TracedIntType(int, metaclass=_IntType):
-    """Stands in for `int`, whose result Python would strip of its formula."""
-
-    def __new__(cls, value: Any = 0, *args: Any) -> Any:
-        if isinstance(value, TracedNumber):
-            return traced_number(int(plain_number(value)), int, value)
-        return int(value, *args)
+_STAND_INS = {"int": _stand_in(int), "float": _stand_in(float)}
 
 
 @contextlib.contextmanager
-def traceable_int(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Let `int(h / 2)` keep its formula in the files that define these modules."""
-    names = {type(module).__module__ for module in modules}
-    files = [vars(sys.modules[name]) for name in sorted(names) if name in sys.modules]
-    files = [f for f in files if not f["__name__"].startswith("torch.") and "int" not in f]
+def traceable_numbers(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let `int(h / 2)` keep its formula in the packages that define these modules."""
+    packages = {type(module).__module__.partition(".")[0] for module in modules} - {"torch"}
+    files = [
+        vars(file)
+        for name, file in sorted(sys.modules.items())
+        if name.partition(".")[0] in packages and isinstance(file, ModuleType)
+    ]
+    changed = [(file, name) for file in files for name in _STAND_INS if name not in file]
     try:
-        for file in files:
-            file["int"] = _TracedIntType
+        for file, name in changed:
+            file[name] = _STAND_INS[name]
         yield
     finally:
-        for file in files:
-            file.pop("int", None)
+        for file, name in changed:
+            file.pop(name, None)
 
 
 def emit(graph: fx.Graph, number: TracedNumber, values: dict[fx.Node, Any]) -> fx.Node:

@@ -24,6 +24,7 @@ class Traced:
     values: dict[fx.Node, Any]  # tensors are replaced by their shapes
     read_values: tuple[str, ...]  # lines of its code that turn tensors into numbers
     loops: tuple[str, ...]  # lines of its code that loop over a tensor
+    reads_caches: bool  # whether it uses tensors that it neither computes nor stores
 
 
 def trace(model: nn.Module, call: Call) -> Traced:
@@ -38,12 +39,19 @@ def trace(model: nn.Module, call: Call) -> Traced:
             for name in recording.constants:
                 del model.__dict__[name]
     _clean_up(traced)
-    return Traced(traced, recording.values, tuple(recording.read_values), tuple(recording.loops))
+    read, loops = tuple(recording.read_values), tuple(recording.loops)
+    return Traced(traced, recording.values, read, loops, _reads_caches(model, traced.graph))
+
+
+def _reads_caches(model: nn.Module, graph: fx.Graph) -> bool:
+    """Whether a graph reads tensors that are no parameters and in no file."""
+    stored = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    stored |= set(model.state_dict())
+    return any(node.op == "get_attr" and node.target not in stored for node in graph.nodes)
 
 
 def _record(model: nn.Module, call: Call) -> Recording:
     """Run the network and record it; explain why if it does not run."""
-    attributes = set(vars(model))
     try:
         return record(model, call)
     except ModelError:
@@ -54,9 +62,6 @@ def _record(model: nn.Module, call: Call) -> Recording:
             f"the network does not run on a {sizes} input: {_error_location(error)}; "
             "pass the right size with --input"
         ) from error
-    finally:
-        for name in set(vars(model)) - attributes:
-            delattr(model, name)
 
 
 def drop_unused(traced: fx.GraphModule) -> None:

@@ -9,30 +9,31 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from legr_cli.channels.structures import tensors
-from legr_cli.channels.switches import evaluating
-from legr_cli.cost import count_flops, count_params
+from legr_cli.channels.inputs import Call, Source
+from legr_cli.channels.structures import parts, tensors
+from legr_cli.channels.switches import evaluating, unchanged
+from legr_cli.cost import TensorsOnly, count_flops, count_params
 from legr_cli.deploy.names import file_names
-from legr_cli.errors import LegrError, ModelError, OutputError, SettingError, first_line
+from legr_cli.deploy.pads import keep_pads_before_pools
+from legr_cli.deploy.verify import verified
+from legr_cli.errors import ModelError, OutputError, SettingError, first_line
 from legr_cli.files import require_folder, staged
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Report, Status, silent
-from legr_cli.shapes import shapes_json, shapes_text
+from legr_cli.shapes import Shapes, shapes_json, shapes_text
 
 OPSET = 18  # the oldest that torch writes; runtimes on old boards support it
 OPSETS = (18, 23)  # oldest and newest that torch writes and our oldest runtime supports
-TOLERANCE = 1e-3  # relative; rounding alone stays well below
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class Exported:
 
     file: Path
     bytes: int
-    difference: float  # largest between the runtime's output and torch's, relative
+    # The largest between the runtime's output and torch's, relative; None if the network draws
+    # random numbers, so that no two outputs are alike.
+    difference: float | None
     opset: int
 
 
@@ -51,7 +54,7 @@ def export(
     *,
     batch: int | None = None,
     opset: int = OPSET,
-    input_shape: Sequence[int] | None = None,
+    input_shape: Sequence[int] | Shapes | None = None,
 ) -> Exported:
     """Export a network to ONNX, and compare its output in ONNX Runtime with torch's.
 
@@ -64,10 +67,12 @@ def export(
         path: The file to write; ends in `.onnx`.
         batch: Fixed batch size; None: any batch size.
         opset: Version of the ONNX operator set.
-        input_shape: Shape of one image, such as `(3, 224, 224)`; modules from legr record theirs.
+        input_shape: Shape of one image, such as `(3, 224, 224)`, or that of each input by name;
+            modules from legr record theirs.
 
     Returns:
-        The file, its size, and the difference between its output and torch's.
+        The file, its size, and the difference between its output and torch's (None if the network
+        draws random numbers in evaluation mode).
 
     Raises:
         ModelError: The network does not run on this input shape, or torch cannot export it.
@@ -135,31 +140,30 @@ def export_network(
     return Exported(path, temporary.stat().st_size, difference, opset)
 
 
-def _export_onnx(network: Network, temporary: Path, batch: int | None, opset: int) -> float:
+def _export_onnx(network: Network, temporary: Path, batch: int | None, opset: int) -> float | None:
     """Write an ONNX file; return the relative difference between ONNX Runtime and torch."""
     import onnx
 
-    model, shape = in_single_precision(network.model), network.input_shape
-    images = torch.rand(batch or 2, *shape, generator=torch.Generator().manual_seed(0))
-    with evaluating(model), torch.no_grad(), _quietly():
-        expected = _outputs(network, model, images)
-        program = _exported_program(network, model, images, len(expected), batch is None, opset)
+    model = in_single_precision(network.model)
+    call = Source(model, network.input_shape).call(batch or 2)
+    with unchanged(model), evaluating(model), _quietly():
+        output = _output(network, model, call)
+        program = _exported_program(network, model, call, output, batch is None, opset)
     for node in program.model.graph:
         node.metadata_props.clear()  # stack traces, with paths of this machine
+    keep_pads_before_pools(program.model.graph)
     program.model.metadata_props["legr"] = json.dumps(_metadata(network, model))
     program.save(temporary, external_data=False)
     onnx.checker.check_model(temporary)
-    difference = _difference(expected, _run(temporary, images.numpy()))
-    if not difference <= TOLERANCE:
-        raise LegrError(
-            f"{network.arch} has a different output in ONNX Runtime than in torch (relative "
-            f"difference {difference:.1e}); does it draw random numbers?"
-        )
-    return difference
+    with unchanged(model):
+        return verified(str(network.arch), model, call, tensors(output), temporary)
 
 
-# By suffix: network, file, batch size (None: any) and opset → relative difference to torch.
-EXPORTERS: dict[str, Callable[[Network, Path, int | None, int], float]] = {".onnx": _export_onnx}
+# By suffix: network, file, batch size (None: any) and opset → relative difference to torch
+# (None if the network draws random numbers).
+EXPORTERS: dict[str, Callable[[Network, Path, int | None, int], float | None]] = {
+    ".onnx": _export_onnx
+}
 
 
 def _metadata(network: Network, model: nn.Module) -> dict[str, Any]:
@@ -182,36 +186,35 @@ def _metadata(network: Network, model: nn.Module) -> dict[str, Any]:
     return metadata
 
 
-def _outputs(network: Network, model: nn.Module, images: torch.Tensor) -> list[np.ndarray]:
-    """The outputs of the network in torch."""
+def _output(network: Network, model: nn.Module, call: Call) -> Any:
+    """The output of the network in torch."""
     try:
-        return [tensor.numpy() for tensor in tensors(model(images))]
+        return call.run(model)
     except Exception as error:
-        size = shapes_text(network.input_shape)
         raise ModelError(
-            f"{network.arch} does not run on images of {size} ({first_line(error)}): "
-            "pass their size with --input"
+            f"{network.arch} does not run on an input of {shapes_text(network.input_shape)} "
+            f"({first_line(error)}): pass its size with --input"
         ) from error
 
 
 def _exported_program(
-    network: Network,
-    model: nn.Module,
-    images: torch.Tensor,
-    outputs: int,
-    free_batch: bool,
-    opset: int,
+    network: Network, model: nn.Module, call: Call, output: Any, free_batch: bool, opset: int
 ) -> Any:
     """Export with `torch.onnx.export`."""
+    shape, inputs = network.input_shape, call.tensors
+    names = list(shape) if isinstance(shape, Mapping) else ["images"]
+    batches: Any = tuple({0: torch.export.Dim("batch")} for _ in inputs)
+    if isinstance(shape, Mapping) or not _is_plain(output):
+        model, batches = TensorsOnly(model, call), (batches,)  # it takes `*inputs`
     try:
         program = torch.onnx.export(
             model,
-            (images,),
+            tuple(inputs),
             dynamo=True,
             opset_version=opset,
-            input_names=["images"],
-            output_names=["logits"] if outputs == 1 else None,
-            dynamic_shapes=({0: torch.export.Dim("batch")},) if free_batch else None,
+            input_names=names,
+            output_names=["logits"] if len(tensors(output)) == 1 else None,
+            dynamic_shapes=batches if free_batch else None,
             verbose=False,
         )
     except Exception as error:
@@ -221,7 +224,14 @@ def _exported_program(
     return program
 
 
-def export_bytes(network: Network) -> tuple[bytes, float]:
+def _is_plain(output: Any) -> bool:
+    """Whether an output is a tensor, or tuples, lists and dicts of nothing but tensors."""
+    if isinstance(output, tuple | list | dict):
+        return all(_is_plain(part) for part, _, _ in parts(output))
+    return isinstance(output, torch.Tensor)
+
+
+def export_bytes(network: Network) -> tuple[bytes, float | None]:
     """Export for a batch of one image; return the ONNX file and its difference to torch."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
@@ -241,19 +251,3 @@ def _quietly() -> Iterator[None]:
         warnings.simplefilter("ignore")
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         yield
-
-
-def _run(path: Path, images: np.ndarray) -> list[Any]:
-    """The outputs of the network in ONNX Runtime."""
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return list(session.run(None, {session.get_inputs()[0].name: images}))
-
-
-def _difference(expected: list[np.ndarray], actual: list[Any]) -> float:
-    """The largest difference, relative to the largest expected value; infinite if shapes differ."""
-    if [e.shape for e in expected] != [a.shape for a in actual]:
-        return float("inf")
-    pairs = zip(expected, actual, strict=True)
-    return max(float(np.abs(e - a).max() / max(np.abs(e).max(), 1e-30)) for e, a in pairs)
