@@ -15,6 +15,10 @@ from legr_cli.channels.trace import drop_unused, fetch_attr
 from legr_cli.channels.units import Kept, Units, kept_index
 from legr_cli.errors import ModelError
 
+DENSE_NODES = (
+    "legr_dense_nodes"  # entry of a node's meta: the nodes of the dense graph it stands for
+)
+
 
 def apply(units: Units, kept: Kept) -> fx.GraphModule:
     """Return a copy of the network with only the kept units, in evaluation mode.
@@ -44,6 +48,9 @@ def apply(units: Units, kept: Kept) -> fx.GraphModule:
             copied[node] = graph.call_method("reshape", (source, *sizes))
         else:
             copied[node] = _emit_gather(graph, root, rewrite, copied, node.name)
+        # a gather that selects everything emits no op: its node then stands for several
+        stands_for = copied[node].meta.get(DENSE_NODES, ())
+        copied[node].meta[DENSE_NODES] = (*stands_for, node.name)
     smaller = fx.GraphModule(root, graph, type(flow.traced).__name__)
     drop_unused(smaller)
     return smaller.eval()
