@@ -11,7 +11,7 @@ import numpy as np
 
 from legr_cli.data.own import OwnPart, Rows
 from legr_cli.data.pixels import Pixels, decoded, read_image, state_of, stored
-from legr_cli.data.sources import Listing, Split, find
+from legr_cli.data.sources import Arrays, Listing, Split, find
 from legr_cli.errors import DataError, SettingError
 from legr_cli.models.registry import IMAGENET_STATISTICS
 
@@ -121,10 +121,13 @@ def open_data(
     A tenth of the training images is held out for validation, unless the dataset has a validation
     split. With `hold_out=False` the same images are still used for validation, but also trained on.
     """
-    if len(input_shape) != 3 or input_shape[0] not in (1, 3):
-        size = "x".join(map(str, input_shape))
-        raise DataError(f"the network expects {size}, but images have 1 or 3 channels and 2 sides")
+    _check_image_shape(input_shape)
     name, kind, source = find(spec, download)
+    if not kind.labels:
+        raise DataError(
+            f"--data {spec}: these images have no labels, which only legr repair does without; "
+            "pass folder:DIR with train/CLASS/*.jpg"
+        )
     parts = {key: _part(split, input_shape) for key, split in source.splits.items()}
     train, validation = parts["train"], parts.get("val")
     has_validation = validation is not None
@@ -142,6 +145,46 @@ def open_data(
     return Data(
         spec, source.classes, train, validation, test, feed, native, name, split_by, hold_out
     )
+
+
+def open_pictures(
+    spec: str,
+    input_shape: tuple[int, ...],
+    count: int,
+    *,
+    seed: int,
+    statistics: dict[str, Any] | None = None,
+    download: bool = False,
+) -> Data:
+    """Choose up to `count` pictures at random, with or without labels; they become `train`.
+
+    Validation and test images are not among them.
+    """
+    _check_image_shape(input_shape)
+    name, kind, source = find(spec, download)
+    split = source.splits["train"]
+    rows = np.arange(len(split.labels))
+    if kind.labels and "val" not in source.splits:
+        rows, _ = split_off(split.labels, VALIDATION, seed)
+    rows = np.random.default_rng(seed).permutation(rows)[:count]
+    chosen = _part(_pick(split, rows), input_shape)
+    feed = _feed(input_shape, statistics or STATISTICS[kind.statistics], kind.flip)
+    none, split_by = chosen.pick(rows[:0]), {"share": None, "seed": seed}
+    return Data(spec, source.classes, chosen, none, None, feed, _native(split), name, split_by)
+
+
+def _check_image_shape(shape: tuple[int, ...]) -> None:
+    """Raise unless images of this shape can be read from files."""
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        size = "x".join(map(str, shape))
+        raise DataError(f"the network expects {size}, but images have 1 or 3 channels and 2 sides")
+
+
+def _pick(split: Split, rows: np.ndarray) -> Split:
+    """Some images of a split, before any is decoded."""
+    if isinstance(split, Listing):
+        return Listing(split.root, tuple(split.files[row] for row in rows), split.labels[rows])
+    return Arrays(split.pixels[rows], split.labels[rows])
 
 
 def own_data(

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups")
-_TRANSPOSED += ("dilation",)
+_TRANSPOSED = (*_CONV[:5], "output_padding", "groups", "dilation")
 # The parameters of every function that is linear in its weight, in order.
 SIGNATURES: dict[Any, tuple[str, ...]] = {
     F.linear: ("input", "weight", "bias"),
@@ -127,7 +126,8 @@ def _unfold_transposed(given: dict[str, Any]) -> Tensor:
     )
     sides = [(side - 1) * s + 1 for side, s in zip(x.shape[2:], stride, strict=True)]
     spread = x.new_zeros(*x.shape[:2], *sides)
-    spread[(..., *(slice(None, None, s) for s in stride))] = x
+    every: tuple[Any, ...] = (..., *(slice(None, None, s) for s in stride))
+    spread[every] = x
     amounts = list[int]()
     for dim in reversed(range(len(kernel))):
         around = dilation[dim] * (kernel[dim] - 1) - padding[dim]
@@ -147,7 +147,8 @@ def _windows(
 def _rows_at(value: Tensor, row_shape: tuple[int, ...], rows: Tensor) -> Tensor:
     """Index images and positions at once; the channels are dimension 1."""
     image, *position = torch.unravel_index(rows, row_shape)
-    return value[(image, slice(None), *position)]
+    index: tuple[Any, ...] = (image, slice(None), *position)
+    return value[index]
 
 
 def _each(value: Any, kernel: tuple[int, ...]) -> tuple[int, ...]:

@@ -146,7 +146,9 @@ def _operands(
 
 def _joins(lockstep: Lockstep, kept: Kept, node: fx.Node, path: set[fx.Node]) -> bool:
     """Whether another operand enters at a node whose dense value can be restricted."""
-    ids = lockstep.units.flow.id_tensors.get(lockstep.original.get(node))
+    if node not in lockstep.original:
+        return False
+    ids = lockstep.units.flow.id_tensors[lockstep.original[node]]
     if not isinstance(ids, Tensor) or kept_box(lockstep.units, kept, ids) is None:
         return False
     return any(operand not in path and operand.op != "get_attr" for operand in node.all_input_nodes)

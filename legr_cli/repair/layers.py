@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -104,7 +105,7 @@ class _LayerRepair:
             for node in self.nodes:
                 if (reason := self._gather(node, values)) is not None:
                     return RepairedLayer(self.layer.name, reason)
-        assert self.regression is not None and self.call is not None
+        assert self.regression is not None
         self._update(*self.regression.solve(ridge))
         unknowns = self.weight.numel() // len(self.layer.out)
         corrects = self.correction is not None
@@ -179,6 +180,7 @@ class _LayerRepair:
         if self.bias is not None:
             self.bias.add_(shift.flatten())
         elif self.norm is not None:
+            assert self.norm.running_mean is not None
             self.norm.running_mean.sub_(shift.flatten())
 
 
@@ -187,7 +189,7 @@ def _tensors_of(
 ) -> tuple[Tensor, Tensor | None]:
     """The weight and bias of a layer of the pruned network."""
     if node.op == "call_module":
-        module = traced.get_submodule(layer.name)
+        module: Any = traced.get_submodule(layer.name)
         return module.weight, getattr(module, "bias", None)
     return fetch_attr(traced, layer.name), fetch_attr(traced, layer.bias) if layer.bias else None
 
