@@ -38,9 +38,7 @@ class Correction:
         """The corrected target, from the values of one batch at the layer."""
         dense, pruned = values
         own = restricted(lockstep, kept, self.layer, dense)
-        others = lockstep.pruned.run_aside(
-            _operands(lockstep.pruned, self.layer, self.path, pruned), pruned
-        )
+        others = _with_operands(lockstep.pruned, self.layer, self.path, {**pruned, self.layer: own})
         with torch.enable_grad():
             y = own.detach().requires_grad_()
             reached = self._follow(lockstep.pruned, y, others)
@@ -102,7 +100,7 @@ def _affine_length(
 ) -> int:
     """The number of ops after which a path is still affine in the layer's output."""
     graph, own = lockstep.pruned, restricted(lockstep, kept, layer, values[0])
-    others = graph.run_aside(_operands(graph, layer, path, values[1]), values[1])
+    others = _with_operands(graph, layer, path, {**values[1], layer: own})
     generator = torch.Generator().manual_seed(0)
     # steps so large that they cross the bend of every activation
     step = torch.randn(own.shape, generator=generator, dtype=own.dtype) * 4 * own.abs().max()
@@ -142,6 +140,11 @@ def _operands(
     inputs = {operand for node in path for operand in node.all_input_nodes}
     needed = {node for operand in inputs for node in graph.missing(operand, known)}
     return sorted(needed, key=graph.index.__getitem__)
+
+
+def _with_operands(graph: Graph, layer: fx.Node, path: Sequence[fx.Node], values: Values) -> Values:
+    """The values, and those of the other operands of a path."""
+    return graph.run_aside(_operands(graph, layer, path, values), values)
 
 
 def _joins(lockstep: Lockstep, kept: Kept, node: fx.Node, path: set[fx.Node]) -> bool:

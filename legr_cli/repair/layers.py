@@ -60,7 +60,10 @@ def repair_layers(
             progress(Progress(number, len(calls), f"repairing {layer.name}"))
             work = _LayerRepair(lockstep, kept, layer, nodes, seed + number, correct)
             results.append(work.run(ridge))
-    return results
+    unsupported = units.flow.unsupported
+    return results + [
+        RepairedLayer(name, "it has no rule, so it is not cut") for name in unsupported
+    ]
 
 
 def _calls_by_layer(lockstep: Lockstep) -> list[tuple[Layer, list[fx.Node]]]:
@@ -92,7 +95,10 @@ class _LayerRepair:
         self.correction: Correction | None = None
         self.regression: Regression | None = None
         self.call: LinearCall | None = None
-        self.seen, self.share = 0, 1.0
+        self.seen, self.share = (
+            dict.fromkeys(nodes, 0),
+            1.0,
+        )  # rows so far, and the part of them used
 
     def run(self, ridge: float) -> RepairedLayer:
         """Fit the layer and give it its new weights."""
@@ -121,7 +127,7 @@ class _LayerRepair:
             target = self.correction.target(self.lockstep, self.kept, (dense, pruned))
         else:
             target = restricted(self.lockstep, self.kept, node, dense)
-        self._add(call, target)
+        self._add(node, call, target)
         return None
 
     def _later(self, node: fx.Node, values: tuple[Values, Values]) -> tuple[Values, Values]:
@@ -142,7 +148,7 @@ class _LayerRepair:
             before = graph.missing(node, pruned)[:-1]
         return dense, graph.run_aside(before, pruned)
 
-    def _add(self, call: LinearCall, target: Tensor) -> None:
+    def _add(self, node: fx.Node, call: LinearCall, target: Tensor) -> None:
         """Add a sample of the rows of a call."""
         count = math.prod(call.row_shape)
         unknowns = call.matrix(self.weight).shape[1]
@@ -154,7 +160,7 @@ class _LayerRepair:
             centred = self.bias is not None or self.norm is not None
             self.regression = Regression(centred, few=min(wanted, available) <= unknowns)
         self.call = call
-        for rows in self._sample(count).split(
+        for rows in self._sample(node, count).split(
             max(1, _CHUNK // (call.patches[0].numel() // max(1, math.prod(call.row_shape[1:]))))
         ):
             x = call.inputs_at(rows)
@@ -166,10 +172,10 @@ class _LayerRepair:
                 )
             self.regression.add(x, r)
 
-    def _sample(self, count: int) -> Tensor:
-        """The next rows to use: evenly spread, whatever the size of the batches."""
-        numbers = torch.arange(self.seen, self.seen + count, dtype=torch.float64)
-        self.seen += count
+    def _sample(self, node: fx.Node, count: int) -> Tensor:
+        """The next rows of a call to use: evenly spread, whatever the size of the batches."""
+        numbers = torch.arange(self.seen[node], self.seen[node] + count, dtype=torch.float64)
+        self.seen[node] += count
         return ((numbers * _GOLDEN + self.seed * math.sqrt(2)) % 1 < self.share).nonzero().flatten()
 
     def _update(self, delta: Tensor, shift: Tensor) -> None:
