@@ -38,7 +38,9 @@ class Divergence:
             self.kl += float(F.kl_div(log_q, log_p, reduction="sum", log_target=True))
             return
         new = [_sums(*pair) for pair in zip(found, wanted, strict=True)]
-        self._errors = [a + b for a, b in zip(self._errors, new, strict=True)] or new
+        if self._errors:
+            new = [a + b for a, b in zip(self._errors, new, strict=True)]
+        self._errors = new
 
     @property
     def value(self) -> float:

@@ -112,6 +112,11 @@ class _LayerRepair:
                 if (reason := self._gather(node, values)) is not None:
                     return RepairedLayer(self.layer.name, reason)
         assert self.regression is not None
+        if not self.regression.finite:
+            raise ModelError(
+                f"layer '{self.layer.name}' reads or gives NaN or infinite values on these images: "
+                "are they normalized as the network was trained?"
+            )
         self._update(*self.regression.solve(ridge))
         unknowns = self.weight.numel() // len(self.layer.out)
         corrects = self.correction is not None
@@ -165,11 +170,6 @@ class _LayerRepair:
         ):
             x = call.inputs_at(rows)
             r = call.outputs_at(target, rows) - call.outputs_at(call.output, rows)
-            if not (x.isfinite().all() and r.isfinite().all()):
-                raise ModelError(
-                    f"layer '{self.layer.name}' reads or gives NaN or infinite values on these "
-                    "pictures: are they normalized as the network was trained?"
-                )
             self.regression.add(x, r)
 
     def _sample(self, node: fx.Node, count: int) -> Tensor:

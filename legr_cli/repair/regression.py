@@ -16,6 +16,7 @@ class Regression:
         self.count = 0
         self._rows: list[tuple[Tensor, Tensor]] = []
         self._sums: list[Tensor] = []
+        self._origin: tuple[Tensor, Tensor] | None = None  # close to the means of x and r
 
     def add(self, x: Tensor, r: Tensor) -> None:
         """Add rows × groups × unknowns and rows × groups × channels."""
@@ -24,6 +25,9 @@ class Regression:
         if self.few:
             self._rows.append((x, r))
             return
+        if self.centred:  # sums around the mean keep their digits where it is large
+            self._origin = self._origin or (x.mean(1, keepdim=True), r.mean(1, keepdim=True))
+            x, r = x - self._origin[0], r - self._origin[1]
         # products in the type of the rows, sums of them in double precision
         new = (x.mT @ x, x.mT @ r, x.sum(1, keepdim=True), r.sum(1, keepdim=True))
         if self._sums:
@@ -31,6 +35,12 @@ class Regression:
                 total += part
         else:
             self._sums = [part.double() for part in new]
+
+    @property
+    def finite(self) -> bool:
+        """Whether all rows so far are finite numbers."""
+        parts = [t for pair in self._rows for t in pair] or self._sums
+        return all(bool(part.isfinite().all()) for part in parts)
 
     def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
         """Δ as groups × unknowns × channels, and c as groups × channels."""
@@ -44,6 +54,8 @@ class Regression:
             xx, xr = xx - self.count * x.mT @ x, xr - self.count * x.mT @ r
         diagonal = xx.diagonal(dim1=1, dim2=2)
         delta = _solve_positive(xx, ridge * diagonal.mean(1), xr)
+        if self._origin is not None:
+            x, r = x + self._origin[0], r + self._origin[1]
         return delta, (r - x @ delta)[:, 0] * self.centred
 
     def _solve_dual(self, ridge: float) -> tuple[Tensor, Tensor]:
