@@ -85,7 +85,7 @@ def repair(
     from legr_cli.commands.progress import ProgressDisplay
     from legr_cli.commands.repair_view import show_repaired
     from legr_cli.models.network import open_network
-    from legr_cli.repair.files import repair_files
+    from legr_cli.repairs.files import repair_files
     from legr_cli.settings import Repair
 
     settings = Repair(images=images, ridge=ridge, seed=seed)

@@ -7,7 +7,7 @@ from legr_cli.commands import output
 from legr_cli.version import __version__
 
 if TYPE_CHECKING:
-    from legr_cli.repair.files import RepairedFile
+    from legr_cli.repairs.files import RepairedFile
 
 
 def show_repaired(written: "list[RepairedFile]", as_json: bool) -> None:

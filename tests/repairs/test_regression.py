@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from legr_cli.repair.regression import Regression
+from legr_cli.repairs.regression import Regression
 
 
 def rows(count: int, groups: int = 3, unknowns: int = 5, channels: int = 2) -> tuple:

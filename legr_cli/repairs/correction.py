@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from legr_cli.channels.dry_run import kept_box
 from legr_cli.channels.ops import OpKind
 from legr_cli.channels.units import Kept
-from legr_cli.repair.lockstep import Graph, Lockstep, Values
+from legr_cli.repairs.lockstep import Graph, Lockstep, Values
 
 _ROUNDING = 1e-3  # relative deviation from affine that float32 explains
 _SMALLEST = 1e-6  # of JᵀJ1, relative to its largest value: below, an element is left alone

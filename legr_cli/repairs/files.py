@@ -10,8 +10,8 @@ from legr_cli.files import require_folder, staged
 from legr_cli.models.card import with_command
 from legr_cli.models.network import Network, write_network
 from legr_cli.progress import Report, Status, silent
-from legr_cli.repair.pictures import choose_pictures
-from legr_cli.repair.repair import RepairResult, check_repairable, repair_network
+from legr_cli.repairs.pictures import choose_pictures
+from legr_cli.repairs.repair import RepairResult, check_repairable, repair_network
 from legr_cli.settings import Repair
 
 _SUFFIX = ".safetensors"

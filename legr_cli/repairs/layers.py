@@ -16,10 +16,10 @@ from legr_cli.channels.trace import fetch_attr, fixed_seed
 from legr_cli.channels.units import Kept
 from legr_cli.errors import ModelError
 from legr_cli.progress import Progress, Report
-from legr_cli.repair.calls import LinearCall, record
-from legr_cli.repair.correction import Correction, plan, restricted
-from legr_cli.repair.lockstep import Lockstep, Stop, Values
-from legr_cli.repair.regression import Regression
+from legr_cli.repairs.calls import LinearCall, record
+from legr_cli.repairs.correction import Correction, plan, restricted
+from legr_cli.repairs.lockstep import Lockstep, Stop, Values
+from legr_cli.repairs.regression import Regression
 
 ROWS = 20  # for each unknown
 LEAST_ROWS = 4096  # for each layer

@@ -17,9 +17,9 @@ from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.kept import kept_units
 from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Message, Report, silent
-from legr_cli.repair.closeness import divergences
-from legr_cli.repair.layers import RepairedLayer, repair_layers
-from legr_cli.repair.pictures import Pictures, choose_pictures
+from legr_cli.repairs.closeness import divergences
+from legr_cli.repairs.layers import RepairedLayer, repair_layers
+from legr_cli.repairs.pictures import Pictures, choose_pictures
 from legr_cli.settings import Repair
 from legr_cli.version import __version__
 

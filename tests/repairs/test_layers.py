@@ -15,12 +15,12 @@ from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.units import Kept
 from legr_cli.cost import price
 from legr_cli.progress import silent
-from legr_cli.repair import layers as engine
-from legr_cli.repair import lockstep
-from legr_cli.repair.closeness import divergences
-from legr_cli.repair.correction import plan
-from legr_cli.repair.layers import RepairedLayer, repair_layers
-from legr_cli.repair.lockstep import Lockstep, Stop
+from legr_cli.repairs import layers as engine
+from legr_cli.repairs import lockstep
+from legr_cli.repairs.closeness import divergences
+from legr_cli.repairs.correction import plan
+from legr_cli.repairs.layers import RepairedLayer, repair_layers
+from legr_cli.repairs.lockstep import Lockstep, Stop
 
 
 def pictures(count: int, seed: int = 5) -> Tensor:
