@@ -43,14 +43,15 @@ def repair(
         typer.Option(metavar="N", rich_help_panel=_REPAIR, help="Number of images to use at most."),
     ] = 512,
     ridge: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="WEIGHT",
+            show_default="chosen for each layer",
             rich_help_panel=_REPAIR,
             help="Weight of the squared change of each layer, relative to the mean square of its "
-            "inputs; larger values change less.",
+            "inputs, such as 0.1; larger values change less.",
         ),
-    ] = 0.01,
+    ] = None,
     seed: Annotated[
         int,
         typer.Option(

@@ -22,7 +22,8 @@ from legr_cli.repairs.lockstep import Lockstep, Stop, Values
 from legr_cli.repairs.regression import Regression
 
 ROWS = 20  # for each unknown
-LEAST_ROWS = 4096  # for each layer
+LEAST_ROWS = 20_000  # for each layer
+CHECKED = 5  # of the images, one in so many is held out while the ridge is chosen
 _CHUNK = 1 << 22  # numbers of a matrix of rows that are in memory at once
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -44,7 +45,7 @@ def repair_layers(
     pruned: fx.GraphModule,
     batches: list[Tensor],
     *,
-    ridge: float,
+    ridge: float | None,
     seed: int,
     progress: Report,
     correct: bool = True,
@@ -100,16 +101,17 @@ class _LayerRepair:
             1.0,
         )  # rows so far, and the part of them used
 
-    def run(self, ridge: float) -> RepairedLayer:
+    def run(self, ridge: float | None) -> RepairedLayer:
         """Fit the layer and give it its new weights."""
         first, graph = self.nodes[0], self.lockstep.pruned
         own = self.lockstep.original[first]
         stop = Stop(self.lockstep.dense.index[own] + 1, graph.index[first])
-        for batch, values in enumerate(self.lockstep.visit(stop)):
+        visits = zip(self.lockstep.lengths, self.lockstep.visit(stop), strict=True)
+        for batch, (length, values) in enumerate(visits):
             if batch == 0 and self.correct:
                 self.correction = plan(self.lockstep, self.kept, first, values)
             for node in self.nodes:
-                if (reason := self._gather(node, values)) is not None:
+                if (reason := self._gather(node, values, length)) is not None:
                     return RepairedLayer(self.layer.name, reason)
         assert self.regression is not None
         if not self.regression.finite:
@@ -122,7 +124,7 @@ class _LayerRepair:
         corrects = self.correction is not None
         return RepairedLayer(self.layer.name, None, self.regression.count, unknowns, corrects)
 
-    def _gather(self, node: fx.Node, values: tuple[Values, Values]) -> str | None:
+    def _gather(self, node: fx.Node, values: tuple[Values, Values], images: int) -> str | None:
         """Add the rows of one call on one batch; a string says why that is impossible."""
         dense, pruned = values if node is self.nodes[0] else self._later(node, values)
         call = record(lambda: self.lockstep.pruned.run(node, pruned), self.weight)
@@ -132,7 +134,7 @@ class _LayerRepair:
             target = self.correction.target(self.lockstep, self.kept, (dense, pruned))
         else:
             target = restricted(self.lockstep, self.kept, node, dense)
-        self._add(node, call, target)
+        self._add(node, call, target, images)
         return None
 
     def _later(self, node: fx.Node, values: tuple[Values, Values]) -> tuple[Values, Values]:
@@ -153,24 +155,23 @@ class _LayerRepair:
             before = graph.missing(node, pruned)[:-1]
         return dense, graph.run_aside(before, pruned)
 
-    def _add(self, node: fx.Node, call: LinearCall, target: Tensor) -> None:
+    def _add(self, node: fx.Node, call: LinearCall, target: Tensor, images: int) -> None:
         """Add a sample of the rows of a call."""
         count = math.prod(call.row_shape)
         unknowns = call.matrix(self.weight).shape[1]
         if self.regression is None:
             wanted = max(ROWS * unknowns, LEAST_ROWS)
-            batch, images = self.lockstep.lengths[0], sum(self.lockstep.lengths)
-            available = count * len(self.nodes) * images / batch
+            available = count * len(self.nodes) * sum(self.lockstep.lengths) / images
             self.share = min(1.0, wanted / available)
             centred = self.bias is not None or self.norm is not None
             self.regression = Regression(centred, few=min(wanted, available) <= unknowns)
         self.call = call
-        for rows in self._sample(node, count).split(
-            max(1, _CHUNK // (call.patches[0].numel() // max(1, math.prod(call.row_shape[1:]))))
-        ):
+        first, positions = self.seen[node], max(1, count // images)
+        size = max(1, _CHUNK // (unknowns * call.groups))
+        for rows in self._sample(node, count).split(size):
             x = call.inputs_at(rows)
             r = call.outputs_at(target, rows) - call.outputs_at(call.output, rows)
-            self.regression.add(x, r)
+            self.regression.add(x, r, checks=(first + rows) // positions % CHECKED == CHECKED - 1)
 
     def _sample(self, node: fx.Node, count: int) -> Tensor:
         """The next rows of a call to use: evenly spread, whatever the size of the batches."""
@@ -181,8 +182,7 @@ class _LayerRepair:
     def _update(self, delta: Tensor, shift: Tensor) -> None:
         """Add to weight and bias; without a bias, the norm that follows takes the shift."""
         assert self.call is not None
-        matrix = self.call.matrix(self.weight).double() + delta
-        self.weight.copy_(self.call.weight(matrix, self.weight))
+        self.weight.add_(self.call.weight(delta.to(self.weight.dtype), self.weight))
         if self.bias is not None:
             self.bias.add_(shift.flatten())
         elif self.norm is not None:

@@ -39,7 +39,7 @@ def repaired(
     units: Units, kept: Kept, cut: fx.GraphModule, batches: list[Tensor], **options: Any
 ) -> tuple[fx.GraphModule, list[RepairedLayer]]:
     smaller = copy.deepcopy(cut)
-    options = {"ridge": 0.01, "seed": 0, **options}
+    options = {"ridge": None, "seed": 0, **options}
     return smaller, repair_layers(units, kept, smaller, batches, progress=silent, **options)
 
 
