@@ -118,14 +118,11 @@ class Repair:
     """Settings of a closed-form repair."""
 
     images: int = 512
-    # weight of ‖Δ‖², relative to the mean square of the layer's inputs; None: chosen by layer
-    ridge: float | None = None
+    ridge: float = 0.1  # weight of ‖Δ‖², relative to the mean square of the layer's inputs
     seed: int = 0  # chooses the images
 
     def __post_init__(self) -> None:
-        _within(self, images=(2, MANY), seed=(0, LARGEST_SEED))
-        if self.ridge is not None:
-            _within(self, ridge=(1e-9, 1e6))
+        _within(self, images=(2, MANY), ridge=(1e-9, 1e6), seed=(0, LARGEST_SEED))
 
 
 @dataclass(frozen=True, kw_only=True)

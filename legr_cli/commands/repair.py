@@ -43,15 +43,14 @@ def repair(
         typer.Option(metavar="N", rich_help_panel=_REPAIR, help="Number of images to use at most."),
     ] = 512,
     ridge: Annotated[
-        float | None,
+        float,
         typer.Option(
             metavar="WEIGHT",
-            show_default="chosen for each layer",
             rich_help_panel=_REPAIR,
             help="Weight of the squared change of each layer, relative to the mean square of its "
-            "inputs, such as 0.1; larger values change less.",
+            "inputs. Larger values change less; with few images, 1 may do better.",
         ),
-    ] = None,
+    ] = 0.1,
     seed: Annotated[
         int,
         typer.Option(

@@ -23,7 +23,6 @@ from legr_cli.repairs.regression import Regression
 
 ROWS = 20  # for each unknown
 LEAST_ROWS = 20_000  # for each layer
-CHECKED = 5  # of the images, one in so many is held out while the ridge is chosen
 _CHUNK = 1 << 22  # numbers of a matrix of rows that are in memory at once
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -45,7 +44,7 @@ def repair_layers(
     pruned: fx.GraphModule,
     batches: list[Tensor],
     *,
-    ridge: float | None,
+    ridge: float,
     seed: int,
     progress: Report,
     correct: bool = True,
@@ -96,14 +95,14 @@ class _LayerRepair:
         self.correction: Correction | None = None
         self.regression: Regression | None = None
         self.call: LinearCall | None = None
-        self.seen, self.share = (
-            dict.fromkeys(nodes, 0),
-            1.0,
-        )  # rows so far, and the part of them used
+        self.seen = dict.fromkeys(nodes, 0)  # rows of each call so far
+        self.share = 1.0  # of all rows, those that are used
 
-    def run(self, ridge: float | None) -> RepairedLayer:
+    def run(self, ridge: float) -> RepairedLayer:
         """Fit the layer and give it its new weights."""
         first, graph = self.nodes[0], self.lockstep.pruned
+        if sharing := self._sharing():
+            return RepairedLayer(self.layer.name, f"it shares its weights with {sharing[0]}")
         own = self.lockstep.original[first]
         stop = Stop(self.lockstep.dense.index[own] + 1, graph.index[first])
         visits = zip(self.lockstep.lengths, self.lockstep.visit(stop), strict=True)
@@ -123,6 +122,12 @@ class _LayerRepair:
         unknowns = self.weight.numel() // len(self.layer.out)
         corrects = self.correction is not None
         return RepairedLayer(self.layer.name, None, self.regression.count, unknowns, corrects)
+
+    def _sharing(self) -> list[str]:
+        """The other layers with the same weights, which one solution would not fit."""
+        flow, own = self.lockstep.units.flow, self.layer
+        layers = flow.layers.values()
+        return [other.name for other in layers if other is not own and other.weight is own.weight]
 
     def _gather(self, node: fx.Node, values: tuple[Values, Values], images: int) -> str | None:
         """Add the rows of one call on one batch; a string says why that is impossible."""
@@ -166,12 +171,11 @@ class _LayerRepair:
             centred = self.bias is not None or self.norm is not None
             self.regression = Regression(centred, few=min(wanted, available) <= unknowns)
         self.call = call
-        first, positions = self.seen[node], max(1, count // images)
         size = max(1, _CHUNK // (unknowns * call.groups))
         for rows in self._sample(node, count).split(size):
             x = call.inputs_at(rows)
             r = call.outputs_at(target, rows) - call.outputs_at(call.output, rows)
-            self.regression.add(x, r, checks=(first + rows) // positions % CHECKED == CHECKED - 1)
+            self.regression.add(x, r)
 
     def _sample(self, node: fx.Node, count: int) -> Tensor:
         """The next rows of a call to use: evenly spread, whatever the size of the batches."""

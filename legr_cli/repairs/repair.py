@@ -49,7 +49,7 @@ def repair(
     data: Any,
     *,
     images: int = 512,
-    ridge: float | None = None,
+    ridge: float = 0.1,
     seed: int = 0,
     normalize: str | None = None,
     download: bool = False,
@@ -69,8 +69,8 @@ def repair(
             an iterable of batches; labels are ignored. Images of your own must be prepared as the
             network takes them.
         images: Number of pictures to use at most.
-        ridge: Weight of the squared change, relative to the mean square of a layer's inputs; by
-            default, every layer gets the one that does best on a fifth of its images.
+        ridge: Weight of the squared change, relative to the mean square of a layer's inputs. With
+            few pictures, a larger one such as 1 may do better.
         seed: Random seed that chooses the pictures.
         normalize: For a SPEC: mean and standard deviation, as `--normalize` takes them.
         download: For a SPEC: download the dataset first, if torchvision provides it.

@@ -39,7 +39,7 @@ def repaired(
     units: Units, kept: Kept, cut: fx.GraphModule, batches: list[Tensor], **options: Any
 ) -> tuple[fx.GraphModule, list[RepairedLayer]]:
     smaller = copy.deepcopy(cut)
-    options = {"ridge": None, "seed": 0, **options}
+    options = {"ridge": 0.1, "seed": 0, **options}
     return smaller, repair_layers(units, kept, smaller, batches, progress=silent, **options)
 
 
@@ -260,3 +260,28 @@ def test_nothing_wrong_means_nothing_changes() -> None:
     smaller, _ = repaired(units, np.ones_like(kept), whole, [pictures(20)])
     for one, two in zip(whole.parameters(), smaller.parameters(), strict=True):
         assert torch.allclose(one, two, atol=1e-5)
+
+
+class Tied(nn.Module):
+    """conv13 - conv13 - conv13 with the same weights - head"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one, self.two = nets.conv(3, 13), nets.conv(13, 13), nets.conv(13, 13)
+        self.two.weight, self.head = self.one.weight, nets.head(13)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.two(F.relu(self.one(F.relu(self.stem(x)))))))
+
+
+def test_layers_with_tied_weights_are_left_and_named() -> None:
+    torch.manual_seed(0)
+    dense = nn.Sequential(nets.conv(3, 11), nn.ReLU(), nets.conv(11, 3), Tied())
+    units = couple(dense.eval(), nets.INPUT)
+    kept = laws.plan(units, price(units), 0.9)
+    cut = apply(units, kept)
+    smaller, found = repaired(units, kept, cut, [pictures(20)])
+    left = {layer.name: layer.reason for layer in found if layer.reason}
+    assert left["3.one"] == "it shares its weights with 3.two"
+    assert left["3.two"] == "it shares its weights with 3.one"
+    assert torch.equal(smaller.state_dict()["3.one.weight"], cut.state_dict()["3.one.weight"])

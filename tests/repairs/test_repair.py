@@ -277,7 +277,7 @@ def test_the_command(tmp_path: Path) -> None:
         assert row["divergence"]["after"] < row["divergence"]["before"]
         notes = card_of(legr_cli.load(row["file"])).notes
         assert len(notes["commands"]) == 2
-        assert notes["repaired"]["ridge"] is None
+        assert notes["repaired"]["ridge"] == 0.1
     shown = legr(
         "repair", given[0], "--dense", dense, "--data", spec, "--out", tmp_path / "a.safetensors"
     )
