@@ -14,24 +14,97 @@ import torch
 from torch import nn
 
 _PROBES = Path(os.environ.get("LEGR_PROBES") or Path(__file__).parents[2] / "shared" / "probes")
-_PYTORCHCV = """
-    bam_resnet18 bninception cbam_resnet18 cgnet_cityscapes channelnet dabnet_cityscapes
-    darknet_tiny darts densenet40_k12_bc_cifar10 diapreresnet20_cifar10 diaresnet20_cifar10
-    dicenet_wd5 diracnet18v2 dla46xc dpn68b drnc26 edanet_cityscapes efficientnet_b0b
-    enet_cityscapes erfnet_cityscapes espnetv2_wd2 esnet_cityscapes fastscnn_cityscapes fbnet_cb
-    fdmobilenet_wd4 fishnet99 fpenet_cityscapes fractalnet_cifar10 ghostnet hardnet39ds
-    hrnet_w18_small_v1 ibn_resnet50 igcv3_wd4 inceptionresnetv1 irevnet301 lednet_cityscapes
-    linknet_cityscapes lwopenpose2d_mobilenet_cmupan_coco menet108_8x1_g3 mixnet_s mnasnet_small
-    mobilenet_wd4 mobilenetv3_small_w7d20 msdnet22_cifar10 nin_cifar10 octresnet10_ad2 peleenet
-    pnasnet5large preresnet20_cifar10 proxylessnas_mobile pyramidnet110_a48_cifar10 regnetx002
-    regnety002 resattnet56 resnesta18 resnestabc14 revnet38 rir_cifar10 ror3_56_cifar10 scnet50
-    segnet_cityscapes selecsls42 senet16 seresnet10 shakeshakeresnet20_2x16d_cifar10 sharesnet18
-    shufflenet_g1_wd4 shufflenet_g3_wd4 shufflenetv2_wd2 shufflenetv2b_wd2
-    simplepose_mobile_mobilenet_w1_coco sinet_cityscapes sknet50 sparsenet121 sqnet_cityscapes
-    sqnxt23_w1 squeezenet_v1_1 superpointnet unet_cityscapes visemenet20 vovnet27s xception
-    xdensenet40_2_k24_bc_cifar10 centernet_resnet18_coco alphapose_fastseresnet101b_coco
-    lffd20x5s320v2_widerface quartznet5x5_en_ls wrn40_8_cifar10 tresnet_m
-""".split()
+_PYTORCHCV = [
+    "bam_resnet18",
+    "bninception",
+    "cbam_resnet18",
+    "cgnet_cityscapes",
+    "channelnet",
+    "dabnet_cityscapes",
+    "darknet_tiny",
+    "darts",
+    "densenet40_k12_bc_cifar10",
+    "diapreresnet20_cifar10",
+    "diaresnet20_cifar10",
+    "dicenet_wd5",
+    "diracnet18v2",
+    "dla46xc",
+    "dpn68b",
+    "drnc26",
+    "edanet_cityscapes",
+    "efficientnet_b0b",
+    "enet_cityscapes",
+    "erfnet_cityscapes",
+    "espnetv2_wd2",
+    "esnet_cityscapes",
+    "fastscnn_cityscapes",
+    "fbnet_cb",
+    "fdmobilenet_wd4",
+    "fishnet99",
+    "fpenet_cityscapes",
+    "fractalnet_cifar10",
+    "ghostnet",
+    "hardnet39ds",
+    "hrnet_w18_small_v1",
+    "ibn_resnet50",
+    "igcv3_wd4",
+    "inceptionresnetv1",
+    "irevnet301",
+    "lednet_cityscapes",
+    "linknet_cityscapes",
+    "lwopenpose2d_mobilenet_cmupan_coco",
+    "menet108_8x1_g3",
+    "mixnet_s",
+    "mnasnet_small",
+    "mobilenet_wd4",
+    "mobilenetv3_small_w7d20",
+    "msdnet22_cifar10",
+    "nin_cifar10",
+    "octresnet10_ad2",
+    "peleenet",
+    "pnasnet5large",
+    "preresnet20_cifar10",
+    "proxylessnas_mobile",
+    "pyramidnet110_a48_cifar10",
+    "regnetx002",
+    "regnety002",
+    "resattnet56",
+    "resnesta18",
+    "resnestabc14",
+    "revnet38",
+    "rir_cifar10",
+    "ror3_56_cifar10",
+    "scnet50",
+    "segnet_cityscapes",
+    "selecsls42",
+    "senet16",
+    "seresnet10",
+    "shakeshakeresnet20_2x16d_cifar10",
+    "sharesnet18",
+    "shufflenet_g1_wd4",
+    "shufflenet_g3_wd4",
+    "shufflenetv2_wd2",
+    "shufflenetv2b_wd2",
+    "simplepose_mobile_mobilenet_w1_coco",
+    "sinet_cityscapes",
+    "sknet50",
+    "sparsenet121",
+    "sqnet_cityscapes",
+    "sqnxt23_w1",
+    "squeezenet_v1_1",
+    "superpointnet",
+    "unet_cityscapes",
+    "visemenet20",
+    "vovnet27s",
+    "xception",
+    "xdensenet40_2_k24_bc_cifar10",
+    "centernet_resnet18_coco",
+    "alphapose_fastseresnet101b_coco",
+    "lffd20x5s320v2_widerface",
+    "quartznet5x5_en_ls",
+    "wrn40_8_cifar10",
+    "tresnet_m",
+]
 _DECODERS = (
     "Unet UnetPlusPlus MAnet Linknet FPN PSPNet DeepLabV3 DeepLabV3Plus PAN UPerNet Segformer"
 )

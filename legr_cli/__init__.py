@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from legr_cli.models.load import load
     from legr_cli.models.save import save
     from legr_cli.pruning import inspect, prune
+    from legr_cli.repairs.repair import repair
     from legr_cli.reports.report import report
     from legr_cli.search.learn import learn
     from legr_cli.training.evaluate import evaluate
@@ -34,6 +35,7 @@ __all__ = [
     "learn",
     "load",
     "prune",
+    "repair",
     "report",
     "save",
 ]
@@ -48,6 +50,7 @@ _HOMES = {
     "learn": "search.learn",
     "load": "models.load",
     "prune": "pruning",
+    "repair": "repairs.repair",
     "report": "reports.report",
     "save": "models.save",
 }

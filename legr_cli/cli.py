@@ -24,6 +24,7 @@ from legr_cli.commands.invocation import ARGUMENTS
 from legr_cli.commands.learn import learn
 from legr_cli.commands.options import show_and_exit
 from legr_cli.commands.prune import prune
+from legr_cli.commands.repair import repair
 from legr_cli.commands.report import report
 from legr_cli.errors import LegrError
 from legr_cli.version import __version__
@@ -101,7 +102,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = (demo, learn, prune, finetune, evaluate, export, bench, compare, report, inspect)
+COMMANDS = (demo, learn, prune, repair, finetune, evaluate, export, bench, compare, report, inspect)
 for command in COMMANDS:
     app.command(cls=_Command, help=help_text(command))(command)
 
@@ -126,7 +127,8 @@ def legr(
 
     [bold]legr demo[/] runs the whole workflow on bundled data. [bold]legr learn[/] learns once
     which filters matter; [bold]legr prune[/] then writes smaller networks for any target, offline
-    and in seconds. [bold]legr finetune[/] trains them, [bold]legr evaluate[/] measures their
+    and in seconds. [bold]legr repair[/] makes them usable at once with a few images and no labels,
+    [bold]legr finetune[/] trains them, [bold]legr evaluate[/] measures their
     accuracy, [bold]legr export[/] writes ONNX files, [bold]legr bench[/] measures latency on this
     machine or a remote board, [bold]legr compare[/] compares LeGR with other pruning methods,
     [bold]legr report[/] puts all results on one page, and [bold]legr inspect[/] shows which

@@ -177,6 +177,18 @@ MANY, LARGEST_SEED = 10**6, 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
+class Repair:
+    """Settings of a closed-form repair."""
+
+    images: int = 512
+    ridge: float = 0.1  # weight of ‖Δ‖², relative to the mean square of the layer's inputs
+    seed: int = 0  # chooses the images
+
+    def __post_init__(self) -> None:
+        _within(self, images=(2, MANY), ridge=(1e-9, 1e6), seed=(0, LARGEST_SEED))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Search:
     """Settings of the search for a ranking (Algorithm 1 of the paper)."""
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from legr_cli.channels.dry_run import Gather, Reshape, kept_box
-from legr_cli.channels.inputs import Source
+from legr_cli.channels.inputs import submodule
 from legr_cli.channels.layers import ARGUMENTS, layer_at
 from legr_cli.channels.rewrite import plan_rewrites
 from legr_cli.channels.slicing import (
@@ -22,6 +22,10 @@ from legr_cli.channels.slicing import (
 from legr_cli.channels.trace import drop_unused, fetch_attr
 from legr_cli.channels.units import Kept, Units, kept_index
 from legr_cli.errors import ModelError
+
+DENSE_NODES = (
+    "legr_dense_nodes"  # entry of a node's meta: the nodes of the dense graph it stands for
+)
 
 
 def apply(units: Units, kept: Kept) -> nn.Module:
@@ -56,20 +60,23 @@ def apply(units: Units, kept: Kept) -> nn.Module:
             if node in rewrite.sources:  # it makes its tensor at full size
                 copied[node] = graph.node_copy(node, lambda n: copied[n])
             copied[node] = _emit_gather(graph, root, rewrite, copied, node.name)
+        # a gather that selects everything emits no op: its node then stands for several
+        stands_for = copied[node].meta.get(DENSE_NODES, ())
+        copied[node].meta[DENSE_NODES] = (*stands_for, node.name)
     smaller = fx.GraphModule(root, graph, type(flow.traced).__name__)
     drop_unused(smaller)
-    return _put_back(units.source, smaller.eval())
+    return put_back(units.source.model, units.source.module, smaller.eval())
 
 
-def _put_back(source: Source, smaller: nn.Module) -> nn.Module:
-    """A copy of the network with a smaller part, which keeps the part's other attributes."""
-    if not source.module:
+def put_back(model: nn.Module, module: str, smaller: nn.Module) -> nn.Module:
+    """A copy of a network with another part, which keeps the attributes of the old one."""
+    if not module:
         return smaller
-    part = source.part
+    part = submodule(model, module)
     for name, value in vars(part).items():  # such as `out_channels`, which others may read
         if not name.startswith("_") and not hasattr(smaller, name):
             smaller.__dict__[name] = copy.deepcopy(value)
-    return copy.deepcopy(source.model, {id(part): smaller}).eval()
+    return copy.deepcopy(model, {id(part): smaller}).eval()
 
 
 def _set_groups(units: Units, kept: Kept, new: fx.Node, node: fx.Node) -> None:

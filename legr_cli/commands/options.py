@@ -152,6 +152,18 @@ Data = Annotated[
         "(train/CLASS/*.jpg, with optional val/ and test/), or digits (bundled with legr).",
     ),
 ]
+Pictures = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        metavar="SPEC",
+        show_default=False,
+        rich_help_panel=IMAGES,
+        help="Images without labels: images:DIR, any folder, searched recursively; or a dataset, "
+        "whose labels are ignored: cifar10:DIR, cifar100:DIR, imagenet:DIR, cub200:DIR, "
+        "folder:DIR, or digits (bundled with legr).",
+    ),
+]
 Normalize = Annotated[
     str | None,
     typer.Option(

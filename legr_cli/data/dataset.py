@@ -14,7 +14,7 @@ from legr_cli.data.feed import STATISTICS, Feed, mean_std
 from legr_cli.data.own import OwnPart, Rows
 from legr_cli.data.pixels import Pixels, decoded, refitted, state_of, stored
 from legr_cli.data.preparation import earlier, fits_in_memory, resolved, sizes_in, usual
-from legr_cli.data.sources import Listing, Split, find
+from legr_cli.data.sources import Arrays, Listing, Split, find
 from legr_cli.errors import DataError
 from legr_cli.settings import Pictures
 
@@ -112,10 +112,13 @@ def open_data(
     Choices that `pictures` leaves open are those of `recorded_pictures`, from the network's file,
     or the dataset's defaults.
     """
-    if len(input_shape) != 3 or input_shape[0] not in (1, 3):
-        size = "x".join(map(str, input_shape))
-        raise DataError(f"the network expects {size}, but images have 1 or 3 channels and 2 sides")
+    _check_image_shape(input_shape)
     name, kind, source = find(spec, download)
+    if not kind.labels:
+        raise DataError(
+            f"--data {spec}: these images have no labels, which only legr repair does without; "
+            "pass folder:DIR with train/CLASS/*.jpg"
+        )
     original = source.splits["train"]
     sizes = sizes_in(original)
     usually = usual(kind, original, input_shape, sizes)
@@ -155,6 +158,51 @@ def _feed(shape: tuple[int, ...], statistics: dict[str, Any], chosen: Pictures) 
     assert random_crop is not None
     assert resize is not None
     return Feed(shape, mean, std, flip, random_crop, resize, chosen.crop or 1.0)
+
+
+def open_pictures(
+    spec: str,
+    input_shape: tuple[int, ...],
+    count: int,
+    *,
+    seed: int,
+    statistics: dict[str, Any] | None = None,
+    pictures: Pictures | None = None,
+    recorded_pictures: Any = None,
+    download: bool = False,
+) -> Data:
+    """Choose up to `count` pictures at random, with or without labels; they become `train`.
+
+    Validation and test images are not among them.
+    """
+    _check_image_shape(input_shape)
+    name, kind, source = find(spec, download)
+    split = source.splits["train"]
+    rows = np.arange(len(split.labels))
+    if kind.labels and "val" not in source.splits:
+        rows, _ = split_off(split.labels, VALIDATION, seed)
+    rows = np.random.default_rng(seed).permutation(rows)[:count]
+    sizes = sizes_in(split)
+    usually = usual(kind, split, input_shape, sizes)
+    how = resolved(pictures or Pictures(), recorded_pictures, usually, split, spec)
+    feed = _feed(input_shape, statistics or STATISTICS[kind.statistics], how)
+    chosen = _part(_pick(split, rows), feed, spec)
+    none, split_by = chosen.pick(rows[:0]), {"share": None, "seed": seed}
+    return Data(spec, source.classes, chosen, none, None, feed, sizes[0], name, split_by)
+
+
+def _check_image_shape(shape: tuple[int, ...]) -> None:
+    """Raise unless images of this shape can be read from files."""
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        size = "x".join(map(str, shape))
+        raise DataError(f"the network expects {size}, but images have 1 or 3 channels and 2 sides")
+
+
+def _pick(split: Split, rows: np.ndarray) -> Split:
+    """Some images of a split, before any is decoded."""
+    if isinstance(split, Listing):
+        return Listing(split.root, tuple(split.files[row] for row in rows), split.labels[rows])
+    return Arrays(split.pixels[rows], split.labels[rows])
 
 
 def own_data(

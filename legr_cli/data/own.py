@@ -76,6 +76,59 @@ def own_rows(data: Any, name: str = "data") -> Rows:
     return _in_memory(data, name)
 
 
+def picture_rows(data: Any, most: int, name: str = "data") -> Rows:
+    """Rows of pictures with or without targets; targets, if any, become zeros.
+
+    Of batches that can only be read in order, at most `most` pictures are read.
+    """
+    if isinstance(data, Tensor):
+        return TensorRows(*_without_targets(data, name))
+    rows_of = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(rows_of, Dataset) and _has_rows(rows_of):
+        collate, workers = default_collate, 0
+        if isinstance(data, DataLoader):
+            collate, workers = data.collate_fn, data.num_workers
+        return DatasetRows(rows_of, _PicturesOnly(collate, name), workers, name)
+    if isinstance(data, Sequence) and len(data) == 2 and all(isinstance(t, Tensor) for t in data):
+        return TensorRows(*_without_targets(data, name))
+    if isinstance(data, str | bytes | dict) or not isinstance(data, Iterable):
+        raise DataError(
+            f"{name} must be a SPEC such as 'images:DIR', a DataLoader, a tensor of images or an "
+            f"iterable of batches, got {type(data).__name__}"
+        )
+    return _in_memory(_first(data, most, name), name)
+
+
+def _first(data: Iterable[Any], most: int, name: str) -> Iterator[Batch]:
+    """Batches until there are enough pictures."""
+    seen = 0
+    for batch in data:
+        pair = _without_targets(batch, name)
+        yield pair
+        seen += len(pair[0])
+        if seen >= most:
+            return
+
+
+def _without_targets(batch: Any, name: str) -> Batch:
+    """The images of a batch, which may be alone or come first, and zeros as targets."""
+    images = batch[0] if isinstance(batch, Sequence) and len(batch) else batch
+    if not isinstance(images, Tensor) or not images.ndim:
+        raise DataError(f"{name} must give tensors of images, got {_describe(batch)}")
+    return as_pair((images, torch.zeros(len(images))), name)
+
+
+@dataclass(frozen=True)
+class _PicturesOnly:
+    """A collate function whose batches lose their targets."""
+
+    collate: Callable[..., Any]
+    name: str
+
+    def __call__(self, items: list[Any]) -> Batch:
+        return _without_targets(self.collate(items), self.name)
+
+
 def _has_rows(dataset: Any) -> bool:
     """Whether a dataset can be read by row number."""
     return hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)

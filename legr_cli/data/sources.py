@@ -54,6 +54,7 @@ class DatasetKind:
     where: str = ""  # where to get it
     first: str = ""  # file or folder that identifies the original layout, without train/
     torchvision: str = ""  # class in torchvision.datasets that can download it
+    labels: bool = True  # False: images only; any layout of the folder will do
 
 
 def _folders(root: Path, names: dict[str, str]) -> Source:
@@ -113,6 +114,14 @@ def _images(folder: Path) -> Iterator[Path]:
 def _folder(root: Path) -> Source:
     """Read `train/`, and `val/` and `test/` if they exist."""
     return _folders(root, {"train": "train", "val": "val", "test": "test"})
+
+
+def _unlabelled(root: Path) -> Source:
+    """List all images below a folder, as training images of no class."""
+    names = tuple(sorted(str(path.relative_to(root)) for path in _images(root)))
+    if not names:
+        raise DataError(f"{root} has no images ({', '.join(sorted(_SUFFIXES))})")
+    return Source((), {"train": Listing(root, names, np.zeros(len(names), np.int64))})
 
 
 def _imagenet(root: Path) -> Source:
@@ -228,6 +237,9 @@ DATASETS = {
         augment=False,
         layout="train/CLASS/*.jpg, and optionally val/ and test/",
     ),
+    "images": DatasetKind(
+        _unlabelled, "imagenet", layout="images, in subfolders or not", labels=False
+    ),
 }
 
 
@@ -258,7 +270,8 @@ def find(spec: str, download: bool = False) -> tuple[str, DatasetKind, Source]:
         raise DataError(
             f"--data {spec}: {root} is not a folder; expected a folder with {kind.layout}{hint}"
         )
-    if not (root / "train").is_dir() and not (kind.first and (root / kind.first).exists()):
+    named = kind.labels and not (root / "train").is_dir()
+    if named and not (kind.first and (root / kind.first).exists()):
         raise DataError(f"--data {spec}: expected {root} to contain {kind.layout}")
     try:
         return name, kind, kind.read(root)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from legr_cli.errors import CheckpointError, LegrError, ModelError
+from legr_cli.errors import CheckpointError, ModelError, SettingError
 from legr_cli.models.checkpoints import read_header
 from legr_cli.models.registry import Arch
 from legr_cli.shapes import Shapes, shapes_json
@@ -71,7 +71,9 @@ def parse_card(path: str, header: str) -> Card:
         )
     except CheckpointError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, LegrError) as error:
+    except SettingError as error:
+        raise CheckpointError(f"{path} has a damaged header: a value has the wrong type") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} has a damaged header: {error!r}") from error
     if not valid:
         raise CheckpointError(f"{path} has a damaged header: a value has the wrong type")

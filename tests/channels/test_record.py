@@ -11,9 +11,7 @@ from torch import nn
 
 from legr_cli.channels import apply, couple
 from legr_cli.channels.check import disagreement
-from legr_cli.channels.structures import tensors
 from legr_cli.channels.switches import evaluating
-from legr_cli.errors import ModelError
 from tests.nets import enliven
 
 SIZES = [(2, 3, 24, 24), (1, 3, 24, 24), (3, 3, 20, 28)]  # the recorded one, and others

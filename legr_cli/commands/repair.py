@@ -1,0 +1,106 @@
+"""`legr repair`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from legr_cli.commands import options
+
+_REPAIR = "Repair"
+
+
+def repair(
+    networks: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NETWORK…",
+            show_default=False,
+            help="Pruned networks: files written by legr prune.",
+        ),
+    ],
+    dense: Annotated[
+        str,
+        typer.Option(
+            "--dense",
+            metavar="CHECKPOINT",
+            show_default=False,
+            rich_help_panel=options.NETWORK,
+            help="The network that they were cut from: the same CHECKPOINT as for legr prune.",
+        ),
+    ],
+    data: options.Pictures,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE|DIR",
+            show_default=False,
+            help="Where to write: a .safetensors file for one network, or a folder for several.",
+        ),
+    ],
+    images: Annotated[
+        int,
+        typer.Option(metavar="N", rich_help_panel=_REPAIR, help="Number of images to use at most."),
+    ] = 512,
+    ridge: Annotated[
+        float,
+        typer.Option(
+            metavar="WEIGHT",
+            rich_help_panel=_REPAIR,
+            help="Weight of the squared change of each layer, relative to the mean square of its "
+            "inputs. Larger values change less; with few images, 1 may do better.",
+        ),
+    ] = 0.1,
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N", rich_help_panel=_REPAIR, help="Random seed that chooses the images."
+        ),
+    ] = 0,
+    normalize: options.Normalize = None,
+    download: options.Download = False,
+    arch: options.Arch = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Repair networks that are fine-tuned already, undoing the training."
+        ),
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Make pruned networks usable at once: new weights from a few images, without labels.
+
+    Each layer is fitted in closed form to what the dense network computes on the images. A fifth of
+    them is held out to see that the result is closer to the dense network than the cut one was;
+    otherwise the weights stay as they were, and the output says so. Fine-tuning comes after this,
+    or not at all.
+
+    Examples:
+
+      legr repair small.safetensors --dense resnet56.th --data images:DIR --out usable.safetensors
+
+      legr repair nets/*.safetensors --dense resnet56.th --data cifar10:DIR --out repaired
+    """
+    from legr_cli.commands.invocation import command_line
+    from legr_cli.commands.progress import ProgressDisplay
+    from legr_cli.commands.repair_view import show_repaired
+    from legr_cli.models.network import open_network
+    from legr_cli.repairs.files import repair_files
+    from legr_cli.settings import Repair
+
+    settings = Repair(images=images, ridge=ridge, seed=seed)
+    with ProgressDisplay() as display:
+        written = repair_files(
+            networks,
+            lambda name: open_network(name, arch),
+            lambda cut: open_network(dense, arch, input_shape=cut.input_shape, usual=cut.arch),
+            data,
+            out,
+            settings,
+            normalize=normalize,
+            download=download,
+            force=force,
+            command=command_line(),
+            progress=display.report,
+        )
+    show_repaired(written, as_json)

@@ -1,0 +1,157 @@
+"""What a layer's output should be, so that the sum that it is added to becomes the dense one.
+
+A layer's output often reaches a sum through ops that are affine in it: a norm, a permutation, a
+scale, another sum. Where the pruned network's other operands differ from the dense ones, the layer
+can take that error back. With f the affine ops from the layer's output y to the sum, computed with
+the pruned network's other operands, and S the dense sum, the target is
+
+    y* = y + Jᵀ(S − f(y)) / JᵀJ1        with J the derivative of f
+
+which inverts f exactly where it works on each element by itself (norms, scales, permutations,
+slices), and is the least-squares solution for upsampling and average pooling. Which ops are affine
+is tested on the values themselves, so that no table of them is needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from legr_cli.channels.dry_run import kept_box
+from legr_cli.channels.ops import OpKind
+from legr_cli.channels.units import Kept
+from legr_cli.repairs.lockstep import Graph, Lockstep, Values
+
+_ROUNDING = 1e-3  # relative deviation from affine that float32 explains
+_SMALLEST = 1e-6  # of JᵀJ1, relative to its largest value: below, an element is left alone
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The ops between a layer's output and the sum whose error the layer takes back."""
+
+    layer: fx.Node  # of the pruned graph
+    path: tuple[fx.Node, ...]  # from the layer's user to the sum
+
+    def target(self, lockstep: Lockstep, kept: Kept, values: tuple[Values, Values]) -> Tensor:
+        """The corrected target, from the values of one batch at the layer."""
+        dense, pruned = values
+        own = restricted(lockstep, kept, self.layer, dense)
+        others = _with_operands(lockstep.pruned, self.layer, self.path, {**pruned, self.layer: own})
+        with torch.enable_grad():
+            y = own.detach().requires_grad_()
+            reached = self._follow(lockstep.pruned, y, others)
+            with torch.no_grad():
+                direction = self._follow(lockstep.pruned, own + 1, others) - reached
+                error = self._dense_sum(lockstep, kept, dense) - reached
+            (back,) = torch.autograd.grad(reached, y, error, retain_graph=True)
+            (scale,) = torch.autograd.grad(reached, y, direction)
+        solvable = scale > _SMALLEST * scale.max()
+        return own + torch.where(solvable, back / scale, 0.0)
+
+    def _dense_sum(self, lockstep: Lockstep, kept: Kept, dense: Values) -> Tensor:
+        """The dense value at the end of the path, without the removed channels."""
+        graph, end = lockstep.dense, lockstep.original[self.path[-1]]
+        values = graph.run_aside(graph.missing(end, dense), dense)
+        return restricted(lockstep, kept, self.path[-1], values)
+
+    def _follow(self, graph: Graph, y: Tensor, values: Values) -> Tensor:
+        """The sum, given the layer's output."""
+        return graph.run_aside(list(self.path), {**values, self.layer: y * 1})[self.path[-1]]
+
+
+def restricted(lockstep: Lockstep, kept: Kept, node: fx.Node, dense: Values) -> Tensor:
+    """The dense value of a pruned node, without the removed channels."""
+    original = lockstep.original[node]
+    value: Tensor = dense[original]
+    box = kept_box(lockstep.units, kept, lockstep.units.flow.id_tensors[original])
+    assert box is not None
+    for dim, pick in enumerate(box):
+        value = value if pick is None else value.index_select(dim, pick)
+    return value
+
+
+def plan(
+    lockstep: Lockstep, kept: Kept, layer: fx.Node, values: tuple[Values, Values]
+) -> Correction | None:
+    """Follow a layer's output to the last sum that it can correct; None if there is none."""
+    graph, path, sums = lockstep.pruned, list[fx.Node](), list[int]()
+    for node in _chain(graph, layer):
+        path.append(node)
+        operands = _operands(graph, layer, path, values[1])
+        if any(graph.kind(operand) is OpKind.LAYER for operand in operands):
+            break  # it needs a layer that is not repaired yet
+        if _joins(lockstep, kept, node, {layer, *path}):
+            sums.append(len(path))
+    if not sums:
+        return None
+    affine = _affine_length(lockstep, kept, layer, path[: sums[-1]], values)
+    end = max((length for length in sums if length <= affine), default=0)
+    return Correction(layer, tuple(path[:end])) if end else None
+
+
+def _affine_length(
+    lockstep: Lockstep,
+    kept: Kept,
+    layer: fx.Node,
+    path: list[fx.Node],
+    values: tuple[Values, Values],
+) -> int:
+    """The number of ops after which a path is still affine in the layer's output."""
+    graph, own = lockstep.pruned, restricted(lockstep, kept, layer, values[0])
+    others = _with_operands(graph, layer, path, {**values[1], layer: own})
+    generator = torch.Generator().manual_seed(0)
+    # steps so large that they cross the bend of every activation
+    step = torch.randn(own.shape, generator=generator, dtype=own.dtype) * 4 * own.abs().max()
+    below, at, above = ({**others, layer: y} for y in (own - step, own, own + step))
+    for length, node in enumerate(path):
+        below, at, above = (graph.run_aside([node], v) for v in (below, at, above))
+        bend = (above[node] + below[node] - 2 * at[node]).abs().max()
+        slope = (above[node] - below[node]).abs().max()
+        if not bend <= _ROUNDING * slope:
+            return length
+    return len(path)
+
+
+def _chain(graph: Graph, node: fx.Node) -> list[fx.Node]:
+    """The chain of nodes that each are the only one to use the one before."""
+    chain = list[fx.Node]()
+    while True:
+        users = [u for u in node.users if u not in graph.index or not _reads_shape(graph, u)]
+        if len(users) != 1 or users[0] not in graph.index:
+            return chain
+        [node] = users
+        if graph.kind(node) is OpKind.LAYER:
+            return chain
+        chain.append(node)
+
+
+def _reads_shape(graph: Graph, node: fx.Node) -> bool:
+    """Whether a node reads no values of its input."""
+    return graph.kind(node) is OpKind.METADATA
+
+
+def _operands(
+    graph: Graph, layer: fx.Node, path: Sequence[fx.Node], values: Values
+) -> list[fx.Node]:
+    """The nodes that must run for the other operands of a path."""
+    known = {**values, layer: None, **dict.fromkeys(path)}
+    inputs = {operand for node in path for operand in node.all_input_nodes}
+    needed = {node for operand in inputs for node in graph.missing(operand, known)}
+    return sorted(needed, key=graph.index.__getitem__)
+
+
+def _with_operands(graph: Graph, layer: fx.Node, path: Sequence[fx.Node], values: Values) -> Values:
+    """The values, and those of the other operands of a path."""
+    return graph.run_aside(_operands(graph, layer, path, values), values)
+
+
+def _joins(lockstep: Lockstep, kept: Kept, node: fx.Node, path: set[fx.Node]) -> bool:
+    """Whether another operand enters at a node whose dense value can be restricted."""
+    if node not in lockstep.original:
+        return False
+    ids = lockstep.units.flow.id_tensors[lockstep.original[node]]
+    if not isinstance(ids, Tensor) or kept_box(lockstep.units, kept, ids) is None:
+        return False
+    return any(operand not in path and operand.op != "get_attr" for operand in node.all_input_nodes)

@@ -1,0 +1,218 @@
+"""Repair the layers of a pruned network one after the other, in the order in which they run."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from legr_cli.channels import Units
+from legr_cli.channels.flow import Layer
+from legr_cli.channels.layers import layer_at
+from legr_cli.channels.ops import OpKind
+from legr_cli.channels.switches import fixed_seed
+from legr_cli.channels.trace import fetch_attr
+from legr_cli.channels.units import Kept
+from legr_cli.errors import ModelError
+from legr_cli.progress import Progress, Report
+from legr_cli.repairs.calls import LinearCall, record
+from legr_cli.repairs.correction import Correction, plan, restricted
+from legr_cli.repairs.lockstep import Lockstep, Stop, Values
+from legr_cli.repairs.regression import Regression
+
+ROWS = 20  # for each unknown
+LEAST_ROWS = 20_000  # for each layer
+_CHUNK = 1 << 22  # numbers of a matrix of rows that are in memory at once
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True)
+class RepairedLayer:
+    """What became of one layer."""
+
+    name: str
+    reason: str | None  # why it was left as it was; None: it was repaired
+    rows: int = 0  # input and output positions that its weights were fitted to
+    unknowns: int = 0  # weights for each output channel
+    corrects: bool = False  # whether it takes back the error of a sum
+
+
+def repair_layers(
+    units: Units,
+    kept: Kept,
+    pruned: fx.GraphModule,
+    batches: list[Tensor],
+    *,
+    ridge: float,
+    seed: int,
+    progress: Report,
+    correct: bool = True,
+) -> list[RepairedLayer]:
+    """Give every layer of `pruned` new weights, in place.
+
+    `correct=False` leaves out the residual correction, to see what it is worth.
+    """
+    lockstep, results = Lockstep(units, pruned, batches), list[RepairedLayer]()
+    calls = _calls_by_layer(lockstep)
+    with torch.no_grad(), fixed_seed():
+        for number, (layer, nodes) in enumerate(calls):
+            progress(Progress(number, len(calls), f"repairing {layer.name}"))
+            work = _LayerRepair(lockstep, kept, layer, nodes, seed + number, correct)
+            results.append(work.run(ridge))
+    unsupported = units.flow.unsupported
+    return results + [
+        RepairedLayer(name, "it has no rule, so it is not cut") for name in unsupported
+    ]
+
+
+def _calls_by_layer(lockstep: Lockstep) -> list[tuple[Layer, list[fx.Node]]]:
+    """Every layer with the nodes of the pruned graph that call it, in order of the first call."""
+    found: dict[str, tuple[Layer, list[fx.Node]]] = {}
+    for node in lockstep.dense.nodes:
+        layer = layer_at(lockstep.units.flow, node)
+        if layer is not None and node in lockstep.counterpart:
+            found.setdefault(layer.name, (layer, []))[1].append(lockstep.counterpart[node])
+    return list(found.values())
+
+
+class _LayerRepair:
+    """The fit of one layer; calls of a shared layer are fitted together."""
+
+    def __init__(
+        self,
+        lockstep: Lockstep,
+        kept: Kept,
+        layer: Layer,
+        nodes: list[fx.Node],
+        seed: int,
+        correct: bool,
+    ) -> None:
+        self.lockstep, self.kept, self.layer, self.nodes = lockstep, kept, layer, nodes
+        self.seed, self.correct = seed, correct
+        self.weight, self.bias = _tensors_of(lockstep.pruned.traced, layer, nodes[0])
+        self.norm = _norm_after(lockstep, nodes[0]) if self.bias is None else None
+        self.correction: Correction | None = None
+        self.regression: Regression | None = None
+        self.call: LinearCall | None = None
+        self.seen = dict.fromkeys(nodes, 0)  # rows of each call so far
+        self.share = 1.0  # of all rows, those that are used
+
+    def run(self, ridge: float) -> RepairedLayer:
+        """Fit the layer and give it its new weights."""
+        first, graph = self.nodes[0], self.lockstep.pruned
+        if sharing := self._sharing():
+            return RepairedLayer(self.layer.name, f"it shares its weights with {sharing[0]}")
+        own = self.lockstep.original[first]
+        stop = Stop(self.lockstep.dense.index[own] + 1, graph.index[first])
+        visits = zip(self.lockstep.lengths, self.lockstep.visit(stop), strict=True)
+        for batch, (length, values) in enumerate(visits):
+            if batch == 0 and self.correct:
+                self.correction = plan(self.lockstep, self.kept, first, values)
+            for node in self.nodes:
+                if (reason := self._gather(node, values, length)) is not None:
+                    return RepairedLayer(self.layer.name, reason)
+        assert self.regression is not None
+        if not self.regression.finite:
+            raise ModelError(
+                f"layer '{self.layer.name}' reads or gives NaN or infinite values on these images: "
+                "are they normalized as the network was trained?"
+            )
+        self._update(*self.regression.solve(ridge))
+        unknowns = self.weight.numel() // len(self.layer.out)
+        corrects = self.correction is not None
+        return RepairedLayer(self.layer.name, None, self.regression.count, unknowns, corrects)
+
+    def _sharing(self) -> list[str]:
+        """The other layers with the same weights, which one solution would not fit."""
+        flow, own = self.lockstep.units.flow, self.layer
+        layers = flow.layers.values()
+        return [other.name for other in layers if other is not own and other.weight is own.weight]
+
+    def _gather(self, node: fx.Node, values: tuple[Values, Values], images: int) -> str | None:
+        """Add the rows of one call on one batch; a string says why that is impossible."""
+        dense, pruned = values if node is self.nodes[0] else self._later(node, values)
+        call = record(lambda: self.lockstep.pruned.run(node, pruned), self.weight)
+        if isinstance(call, str):
+            return call
+        if self.correction is not None and node is self.nodes[0]:
+            target = self.correction.target(self.lockstep, self.kept, (dense, pruned))
+        else:
+            target = restricted(self.lockstep, self.kept, node, dense)
+        self._add(node, call, target, images)
+        return None
+
+    def _later(self, node: fx.Node, values: tuple[Values, Values]) -> tuple[Values, Values]:
+        """The values at a later call of the layer.
+
+        Where the pruned network cannot know its input yet, the dense one stands for it.
+        """
+        dense, pruned = values
+        graph, original = self.lockstep.pruned, self.lockstep.original
+        dense = self.lockstep.dense.run_aside(
+            self.lockstep.dense.missing(original[node], dense), dense
+        )
+        before = graph.missing(node, pruned)[:-1]
+        if any(graph.kind(other) is OpKind.LAYER for other in before):
+            inputs = [n for n in node.all_input_nodes if n in original and n not in pruned]
+            known = {n: restricted(self.lockstep, self.kept, n, dense) for n in inputs}
+            pruned = {**pruned, **known}
+            before = graph.missing(node, pruned)[:-1]
+        return dense, graph.run_aside(before, pruned)
+
+    def _add(self, node: fx.Node, call: LinearCall, target: Tensor, images: int) -> None:
+        """Add a sample of the rows of a call."""
+        count = math.prod(call.row_shape)
+        unknowns = call.matrix(self.weight).shape[1]
+        if self.regression is None:
+            wanted = max(ROWS * unknowns, LEAST_ROWS)
+            available = count * len(self.nodes) * sum(self.lockstep.lengths) / images
+            self.share = min(1.0, wanted / available)
+            centred = self.bias is not None or self.norm is not None
+            self.regression = Regression(centred, few=min(wanted, available) <= unknowns)
+        self.call = call
+        size = max(1, _CHUNK // (unknowns * call.groups))
+        for rows in self._sample(node, count).split(size):
+            x = call.inputs_at(rows)
+            r = call.outputs_at(target, rows) - call.outputs_at(call.output, rows)
+            self.regression.add(x, r)
+
+    def _sample(self, node: fx.Node, count: int) -> Tensor:
+        """The next rows of a call to use: evenly spread, whatever the size of the batches."""
+        numbers = torch.arange(self.seen[node], self.seen[node] + count, dtype=torch.float64)
+        self.seen[node] += count
+        return ((numbers * _GOLDEN + self.seed * math.sqrt(2)) % 1 < self.share).nonzero().flatten()
+
+    def _update(self, delta: Tensor, shift: Tensor) -> None:
+        """Add to weight and bias; without a bias, the norm that follows takes the shift."""
+        assert self.call is not None
+        self.weight.add_(self.call.weight(delta.to(self.weight.dtype), self.weight))
+        if self.bias is not None:
+            self.bias.add_(shift.flatten())
+        elif self.norm is not None:
+            assert self.norm.running_mean is not None
+            self.norm.running_mean.sub_(shift.flatten())
+
+
+def _tensors_of(
+    traced: fx.GraphModule, layer: Layer, node: fx.Node
+) -> tuple[Tensor, Tensor | None]:
+    """The weight and bias of a layer of the pruned network."""
+    if node.op == "call_module":
+        module: Any = traced.get_submodule(layer.name)
+        return module.weight, getattr(module, "bias", None)
+    return fetch_attr(traced, layer.name), fetch_attr(traced, layer.bias) if layer.bias else None
+
+
+def _norm_after(lockstep: Lockstep, node: fx.Node) -> _BatchNorm | None:
+    """The BatchNorm that alone reads a layer's output, if its mean can take a shift."""
+    users = list(node.users)
+    if len(users) != 1 or users[0].op != "call_module":
+        return None
+    norm = lockstep.pruned.modules[str(users[0].target)]
+    calls = sum(
+        n.op == "call_module" and n.target == users[0].target for n in lockstep.pruned.nodes
+    )
+    plain = isinstance(norm, _BatchNorm) and type(norm).forward is _BatchNorm.forward
+    return norm if plain and norm.running_mean is not None and calls == 1 else None
