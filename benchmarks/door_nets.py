@@ -31,7 +31,7 @@ _PYTORCHCV = """
     sqnxt23_w1 squeezenet_v1_1 superpointnet unet_cityscapes visemenet20 vovnet27s xception
     xdensenet40_2_k24_bc_cifar10 centernet_resnet18_coco alphapose_fastseresnet101b_coco
     lffd20x5s320v2_widerface quartznet5x5_en_ls wrn40_8_cifar10 tresnet_m
-""".split()
+"""
 _DECODERS = (
     "Unet UnetPlusPlus MAnet Linknet FPN PSPNet DeepLabV3 DeepLabV3Plus PAN UPerNet Segformer"
 )
@@ -42,8 +42,10 @@ _DETECTION = (
     "fcos_resnet50_fpn ssdlite320_mobilenet_v3_large ssd300_vgg16 maskrcnn_resnet50_fpn "
     "keypointrcnn_resnet50_fpn"
 )
-_YOLO = "yolov3-tiny yolov5n yolov8n yolov8n-cls yolov8n-seg yolov8n-pose yolov8n-obb yolo11n yolo11n-cls yolo11n-seg yolov9t yolov10n yolo12n"
-_MONAI: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {}
+_YOLO = (
+    "yolov3-tiny yolov5n yolov8n yolov8n-cls yolov8n-seg yolov8n-pose yolov8n-obb yolo11n "
+    "yolo11n-cls yolo11n-seg yolov9t yolov10n yolo12n"
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def doors() -> dict[str, Door]:
         names = "bninception cafferesnet101 fbresnet152 nasnetamobile polynet se_resnet50"
         table |= {f"pretrainedmodels:{name}": _pretrained(name) for name in names.split()}
     if importlib.util.find_spec("pytorchcv"):
-        table |= {f"pytorchcv:{name}": _pytorchcv(name) for name in _PYTORCHCV}
+        table |= {f"pytorchcv:{name}": _pytorchcv(name) for name in _PYTORCHCV.split()}
     return table | _probes()
 
 
@@ -110,7 +112,7 @@ def _smp(name: str) -> Door:
         network: nn.Module = getattr(smp, name)("resnet18", encoder_weights=None, classes=5)
         return network
 
-    return Door(build, _squares(64, 96))
+    return Door(build, _squares(128, 160))
 
 
 def _yolo(name: str) -> Door:
@@ -175,7 +177,7 @@ def _pretrained(name: str) -> Door:
         network: nn.Module = pretrainedmodels.__dict__[name](num_classes=classes, pretrained=None)
         return network
 
-    return Door(build, _squares(224) if name in ("bninception", "nasnetamobile") else _squares(224))
+    return Door(build, _squares(224))
 
 
 def _pytorchcv(name: str) -> Door:
@@ -216,8 +218,8 @@ def _probes() -> dict[str, Door]:
     return table
 
 
-def enliven(model: nn.Module, shape: tuple[int, ...], run: Callable[[], object]) -> nn.Module:
-    """Random norms, whose statistics are those of a run: no activation vanishes in a deep network."""
+def enliven(model: nn.Module, run: Callable[[], object]) -> nn.Module:
+    """Random norms with the statistics of a run, so that no activation vanishes on the way."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     model.eval()
     with torch.no_grad():

@@ -36,7 +36,6 @@ from legr_cli.channels.sizes import (
 from legr_cli.channels.structures import holds, parts
 from legr_cli.channels.switches import unchanged
 
-
 _DTYPES = {int: torch.int64, float: torch.float64, bool: torch.bool}  # Python's names for them
 
 

@@ -11,9 +11,7 @@ from torch import nn
 
 from legr_cli.channels import apply, couple
 from legr_cli.channels.check import disagreement
-from legr_cli.channels.structures import tensors
 from legr_cli.channels.switches import evaluating
-from legr_cli.errors import ModelError
 from tests.nets import enliven
 
 SIZES = [(2, 3, 24, 24), (1, 3, 24, 24), (3, 3, 20, 28)]  # the recorded one, and others
@@ -318,7 +316,8 @@ class IntegerDtype(Net):
 
 class Asserts(Net):
     def middle(self, x):
-        assert x.dim() == 4 and x.shape[1] == len(self.stem.weight)
+        assert x.dim() == 4
+        assert x.shape[1] == len(self.stem.weight)
         assert isinstance(x, torch.Tensor)
         assert torch.isfinite(x).all(), f"{x} is not finite"
         if x.requires_grad or not x.is_floating_point():
@@ -378,7 +377,7 @@ class BufferSliced(Net):
         return x + self.position[:, :, : x.shape[2], : x.shape[3]]
 
 
-NETS = [net for net in Net.__subclasses__()]
+NETS = Net.__subclasses__()
 
 
 def made(kind: type[nn.Module]) -> nn.Module:
