@@ -14,97 +14,24 @@ import torch
 from torch import nn
 
 _PROBES = Path(os.environ.get("LEGR_PROBES") or Path(__file__).parents[2] / "shared" / "probes")
-_PYTORCHCV = [
-    "bam_resnet18",
-    "bninception",
-    "cbam_resnet18",
-    "cgnet_cityscapes",
-    "channelnet",
-    "dabnet_cityscapes",
-    "darknet_tiny",
-    "darts",
-    "densenet40_k12_bc_cifar10",
-    "diapreresnet20_cifar10",
-    "diaresnet20_cifar10",
-    "dicenet_wd5",
-    "diracnet18v2",
-    "dla46xc",
-    "dpn68b",
-    "drnc26",
-    "edanet_cityscapes",
-    "efficientnet_b0b",
-    "enet_cityscapes",
-    "erfnet_cityscapes",
-    "espnetv2_wd2",
-    "esnet_cityscapes",
-    "fastscnn_cityscapes",
-    "fbnet_cb",
-    "fdmobilenet_wd4",
-    "fishnet99",
-    "fpenet_cityscapes",
-    "fractalnet_cifar10",
-    "ghostnet",
-    "hardnet39ds",
-    "hrnet_w18_small_v1",
-    "ibn_resnet50",
-    "igcv3_wd4",
-    "inceptionresnetv1",
-    "irevnet301",
-    "lednet_cityscapes",
-    "linknet_cityscapes",
-    "lwopenpose2d_mobilenet_cmupan_coco",
-    "menet108_8x1_g3",
-    "mixnet_s",
-    "mnasnet_small",
-    "mobilenet_wd4",
-    "mobilenetv3_small_w7d20",
-    "msdnet22_cifar10",
-    "nin_cifar10",
-    "octresnet10_ad2",
-    "peleenet",
-    "pnasnet5large",
-    "preresnet20_cifar10",
-    "proxylessnas_mobile",
-    "pyramidnet110_a48_cifar10",
-    "regnetx002",
-    "regnety002",
-    "resattnet56",
-    "resnesta18",
-    "resnestabc14",
-    "revnet38",
-    "rir_cifar10",
-    "ror3_56_cifar10",
-    "scnet50",
-    "segnet_cityscapes",
-    "selecsls42",
-    "senet16",
-    "seresnet10",
-    "shakeshakeresnet20_2x16d_cifar10",
-    "sharesnet18",
-    "shufflenet_g1_wd4",
-    "shufflenet_g3_wd4",
-    "shufflenetv2_wd2",
-    "shufflenetv2b_wd2",
-    "simplepose_mobile_mobilenet_w1_coco",
-    "sinet_cityscapes",
-    "sknet50",
-    "sparsenet121",
-    "sqnet_cityscapes",
-    "sqnxt23_w1",
-    "squeezenet_v1_1",
-    "superpointnet",
-    "unet_cityscapes",
-    "visemenet20",
-    "vovnet27s",
-    "xception",
-    "xdensenet40_2_k24_bc_cifar10",
-    "centernet_resnet18_coco",
-    "alphapose_fastseresnet101b_coco",
-    "lffd20x5s320v2_widerface",
-    "quartznet5x5_en_ls",
-    "wrn40_8_cifar10",
-    "tresnet_m",
-]
+_PYTORCHCV = """
+    bam_resnet18 bninception cbam_resnet18 cgnet_cityscapes channelnet dabnet_cityscapes
+    darknet_tiny darts densenet40_k12_bc_cifar10 diapreresnet20_cifar10 diaresnet20_cifar10
+    dicenet_wd5 diracnet18v2 dla46xc dpn68b drnc26 edanet_cityscapes efficientnet_b0b
+    enet_cityscapes erfnet_cityscapes espnetv2_wd2 esnet_cityscapes fastscnn_cityscapes fbnet_cb
+    fdmobilenet_wd4 fishnet99 fpenet_cityscapes fractalnet_cifar10 ghostnet hardnet39ds
+    hrnet_w18_small_v1 ibn_resnet50 igcv3_wd4 inceptionresnetv1 irevnet301 lednet_cityscapes
+    linknet_cityscapes lwopenpose2d_mobilenet_cmupan_coco menet108_8x1_g3 mixnet_s mnasnet_small
+    mobilenet_wd4 mobilenetv3_small_w7d20 msdnet22_cifar10 nin_cifar10 octresnet10_ad2 peleenet
+    pnasnet5large preresnet20_cifar10 proxylessnas_mobile pyramidnet110_a48_cifar10 regnetx002
+    regnety002 resattnet56 resnesta18 resnestabc14 revnet38 rir_cifar10 ror3_56_cifar10 scnet50
+    segnet_cityscapes selecsls42 senet16 seresnet10 shakeshakeresnet20_2x16d_cifar10 sharesnet18
+    shufflenet_g1_wd4 shufflenet_g3_wd4 shufflenetv2_wd2 shufflenetv2b_wd2
+    simplepose_mobile_mobilenet_w1_coco sinet_cityscapes sknet50 sparsenet121 sqnet_cityscapes
+    sqnxt23_w1 squeezenet_v1_1 superpointnet unet_cityscapes visemenet20 vovnet27s xception
+    xdensenet40_2_k24_bc_cifar10 centernet_resnet18_coco alphapose_fastseresnet101b_coco
+    lffd20x5s320v2_widerface quartznet5x5_en_ls wrn40_8_cifar10 tresnet_m
+"""
 _DECODERS = (
     "Unet UnetPlusPlus MAnet Linknet FPN PSPNet DeepLabV3 DeepLabV3Plus PAN UPerNet Segformer"
 )
@@ -115,8 +42,10 @@ _DETECTION = (
     "fcos_resnet50_fpn ssdlite320_mobilenet_v3_large ssd300_vgg16 maskrcnn_resnet50_fpn "
     "keypointrcnn_resnet50_fpn"
 )
-_YOLO = "yolov3-tiny yolov5n yolov8n yolov8n-cls yolov8n-seg yolov8n-pose yolov8n-obb yolo11n yolo11n-cls yolo11n-seg yolov9t yolov10n yolo12n"
-_MONAI: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {}
+_YOLO = (
+    "yolov3-tiny yolov5n yolov8n yolov8n-cls yolov8n-seg yolov8n-pose yolov8n-obb yolo11n "
+    "yolo11n-cls yolo11n-seg yolov9t yolov10n yolo12n"
+)
 
 
 @dataclass(frozen=True)
@@ -144,7 +73,7 @@ def doors() -> dict[str, Door]:
         names = "bninception cafferesnet101 fbresnet152 nasnetamobile polynet se_resnet50"
         table |= {f"pretrainedmodels:{name}": _pretrained(name) for name in names.split()}
     if importlib.util.find_spec("pytorchcv"):
-        table |= {f"pytorchcv:{name}": _pytorchcv(name) for name in _PYTORCHCV}
+        table |= {f"pytorchcv:{name}": _pytorchcv(name) for name in _PYTORCHCV.split()}
     return table | _probes()
 
 
@@ -183,7 +112,7 @@ def _smp(name: str) -> Door:
         network: nn.Module = getattr(smp, name)("resnet18", encoder_weights=None, classes=5)
         return network
 
-    return Door(build, _squares(64, 96))
+    return Door(build, _squares(128, 160))
 
 
 def _yolo(name: str) -> Door:
@@ -248,7 +177,7 @@ def _pretrained(name: str) -> Door:
         network: nn.Module = pretrainedmodels.__dict__[name](num_classes=classes, pretrained=None)
         return network
 
-    return Door(build, _squares(224) if name in ("bninception", "nasnetamobile") else _squares(224))
+    return Door(build, _squares(224))
 
 
 def _pytorchcv(name: str) -> Door:
@@ -289,8 +218,8 @@ def _probes() -> dict[str, Door]:
     return table
 
 
-def enliven(model: nn.Module, shape: tuple[int, ...], run: Callable[[], object]) -> nn.Module:
-    """Random norms, whose statistics are those of a run: no activation vanishes in a deep network."""
+def enliven(model: nn.Module, run: Callable[[], object]) -> nn.Module:
+    """Random norms with the statistics of a run, so that no activation vanishes on the way."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     model.eval()
     with torch.no_grad():

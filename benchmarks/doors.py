@@ -103,7 +103,7 @@ def tried(name: str, door: Door) -> dict[str, Any]:
     torch.manual_seed(0)
     model, first = door.build().double(), door.sizes[0]
     call = Source(model.eval(), first, door.module).call(batch=2)
-    enliven(model, first, lambda: call.run(submodule(model, door.module)))
+    enliven(model, lambda: call.run(submodule(model, door.module)))
     row: dict[str, Any] = {"name": name, "size": "x".join(map(str, first)), "module": door.module}
     before, start = state_of(model), time.process_time()
     units = couple(model, first, door.module)

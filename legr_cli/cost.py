@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from legr_cli.channels.inputs import Call, Source
 from legr_cli.channels.structures import tensors
-from legr_cli.channels.switches import evaluating
+from legr_cli.channels.switches import evaluating, unchanged
 from legr_cli.channels.units import Kept, Units
 from legr_cli.errors import ModelError, first_line
 from legr_cli.flop_handles import HANDLES
@@ -44,7 +44,13 @@ def _count_call(model: nn.Module, call: Call) -> int:
         from fvcore.nn import FlopCountAnalysis
 
     logging.getLogger("fvcore.nn.jit_analysis").setLevel(logging.ERROR)
-    with evaluating(model), _plain_attention(), _PaddingForUnpooling(), warnings.catch_warnings():
+    with (
+        unchanged(model),
+        evaluating(model),
+        _plain_attention(),
+        _PaddingForUnpooling(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         analysis = FlopCountAnalysis(TensorsOnly(model, call), tuple(call.tensors))
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)

@@ -82,8 +82,8 @@ for _name, _op in (
     for _class in (TracedInt, TracedFloat):
         setattr(_class, f"__{_name}__", _overload(_op))
 for _class in (TracedInt, TracedFloat):
-    _class.__divmod__ = lambda self, other: (self // other, self % other)
-    _class.__rdivmod__ = lambda self, other: (other // self, other % self)
+    _class.__divmod__ = lambda self, other: (self // other, self % other)  # type: ignore
+    _class.__rdivmod__ = lambda self, other: (other // self, other % self)  # type: ignore
 
 
 def _stand_in(builtin: type) -> type:

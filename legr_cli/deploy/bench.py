@@ -11,7 +11,7 @@ from legr_cli.deploy.board import Board, Facts, place_for
 from legr_cli.errors import BenchError, SettingError
 from legr_cli.progress import Progress, Report, Status, silent
 from legr_cli.settings import Bench
-from legr_cli.shapes import Shapes, check_shapes, image_shape
+from legr_cli.shapes import Shapes, check_shapes
 from legr_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -139,8 +139,7 @@ def _load(
         differences[model] = difference
         progress(Status(f"loading {names[model]}{on_place}"))
         # exported networks have a fixed size; others may leave it open
-        given = models.input_shape if model.endswith(".onnx") else None
-        shape = None if given is None else image_shape(given)
+        shape = models.input_shape if model.endswith(".onnx") else None
         facts = board.load(names[model], data, shape)
         if need_flops and not facts["flops"]:
             raise BenchError(f"--plot needs the FLOPs of {names[model]}: export it with legr")

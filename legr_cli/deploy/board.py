@@ -20,6 +20,7 @@ from typing import Any
 
 from legr_cli.deploy import core
 from legr_cli.errors import BenchError, SettingError
+from legr_cli.shapes import Shapes, shapes_json
 
 _BOOTSTRAP = (  # reads the length of the core's source, then the source, and runs it
     "import sys; s = sys.stdin.buffer; exec(compile(s.read(int(s.readline())), 'core', 'exec'))"
@@ -97,9 +98,9 @@ class Board:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def load(self, name: str, data: bytes, input_shape: Sequence[int] | None = None) -> Facts:
+    def load(self, name: str, data: bytes, input_shape: Shapes | None = None) -> Facts:
         """Load an ONNX network into the core; return its size, input shape and metadata."""
-        size = None if input_shape is None else list(input_shape)
+        size = None if input_shape is None else shapes_json(input_shape)
         return self._request("loaded", data, do="load", name=name, input=size)
 
     def drop(self, name: str) -> None:

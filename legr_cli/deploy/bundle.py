@@ -50,6 +50,6 @@ def write_bundle(
 
 def _options(models: BenchModels, settings: Bench) -> list[str]:
     """The options of `legr_bench.py` that differ from their defaults."""
-    size = models.input_shape and shapes_text(models.input_shape)
+    size = models.input_shape and shapes_text(models.input_shape).replace(" ", "")
     chosen, default = {**asdict(settings), "input": size}, asdict(Bench())
     return [f"--{key} {value}" for key, value in chosen.items() if value != default.get(key)]

@@ -232,11 +232,9 @@ _OUT_OF_MEMORY = "needs more memory than this machine has"
 
 
 class Net:
-    """A loaded network and a random input to time it with."""
+    """A loaded network and random inputs to time it with."""
 
-    def __init__(
-        self, name: str, data: bytes, shape: Sequence[int] | None = None, threads: int = 1
-    ) -> None:
+    def __init__(self, name: str, data: bytes, shape: Any = None, threads: int = 1) -> None:
         free = _free_memory()
         if free is not None and len(data) * 2 > free:
             raise CoreError(
@@ -247,14 +245,14 @@ class Net:
         if has_external_data(data):
             raise CoreError(f"{name} {_EXTERNAL_DATA}")
         notes = _parse_object(self.session.get_modelmeta().custom_metadata_map.get("legr", "{}"))
-        self.feed = _random_input(name, self.session.get_inputs(), shape, notes.get("input"))
-        [images] = self.feed.values()
+        self.feed = _random_inputs(name, self.session.get_inputs(), shape, notes.get("input"))
+        sizes = {key: list(array.shape) for key, array in self.feed.items()}
         total, denormal = count_weights(data)
         self.facts = {
             "name": name,
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
-            "input": list(images.shape),
+            "input": sizes if len(sizes) > 1 else next(iter(sizes.values())),
             "weights": total,
             "denormals": denormal,
             "flops": _positive_int(notes.get("flops")),
@@ -268,7 +266,7 @@ class Net:
         except MemoryError:
             raise CoreError(f"{name} {_OUT_OF_MEMORY}") from None
         except Exception as error:
-            size = _format_shape(images.shape)
+            size = _format_input(self.facts["input"])
             raise CoreError(
                 f"{name} fails on an input of {size} ({_first_line(error)}); check --input"
             ) from error
@@ -297,7 +295,7 @@ class Net:
         return [float(value) for value in self.session.run(None, self.feed)[0].ravel()]
 
 
-def load(name: str, data: bytes, shape: Sequence[int] | None, threads: int) -> Net:
+def load(name: str, data: bytes, shape: Any, threads: int) -> Net:
     """Load a network; raise CoreError with the reason if it cannot be timed."""
     try:
         return Net(name, data, shape, threads)
@@ -343,26 +341,44 @@ DTYPES = {  # numpy's name of each input type that images can have
 }
 
 
-def _random_input(
-    name: str, inputs: Sequence[Any], requested: Sequence[int] | None, stored: Any
-) -> Facts:
-    """Make noise for a network's only input; `stored` is the input shape in its metadata."""
+def _random_inputs(name: str, inputs: Sequence[Any], requested: Any, stored: Any) -> Facts:
+    """Make noise for a network's inputs.
+
+    `requested` and `stored`, from its metadata, are the shape of its only input, or a dict of the
+    shapes of several.
+    """
+    if not inputs:
+        raise CoreError(f"{name} has no input, so its time does not depend on one")
+    if len(inputs) > 1 and requested is not None and set(requested) != {i.name for i in inputs}:
+        names = ", ".join(i.name for i in inputs)
+        raise CoreError(f"{name} has several inputs: pass --input NAME=SIZE for each of {names}")
+    feed: Facts = {}
+    for order, i in enumerate(inputs):
+        shapes = (_shape_of(i, requested, len(inputs)), _shape_of(i, stored, len(inputs)))
+        feed[i.name] = _random_input(name, i, *shapes, seed=order)
+    return feed
+
+
+def _shape_of(declared: Any, shapes: Any, count: int) -> Any:
+    """The shape of one input among those of all; None if there is none."""
+    if isinstance(shapes, dict):
+        return shapes.get(declared.name)
+    return shapes if count == 1 else None
+
+
+def _random_input(name: str, declared: Any, requested: Any, stored: Any, seed: int) -> Any:
+    """Make noise for one input of a network."""
     import numpy as np
 
-    if len(inputs) != 1:
-        names = ", ".join(i.name for i in inputs) or "none"
-        raise CoreError(
-            f"{name} has {len(inputs)} inputs ({names}); only networks with one can be timed"
-        )
-    declared, dtype = inputs[0].shape, DTYPES.get(inputs[0].type)
+    dtype = DTYPES.get(declared.type)
     if dtype is None:
-        raise CoreError(f"{name} takes {inputs[0].type}; only floats and bytes are supported")
-    if requested is None and isinstance(stored, list) and _fits(declared, stored):
+        raise CoreError(f"{name} takes {declared.type}; only floats and bytes are supported")
+    if requested is None and isinstance(stored, list) and _fits(declared.shape, stored):
         requested = stored
-    size = _input_shape(name, declared, requested)
-    pixels = np.random.default_rng(0).random(size, np.float32)
+    size = _input_shape(name, declared.shape, requested)
+    pixels = np.random.default_rng(seed).random(size, np.float32)
     # a dtype of one byte per element holds integers
-    return {inputs[0].name: (pixels * 127 if dtype[1] == "1" else pixels).astype(dtype)}
+    return (pixels * 127 if dtype[1] == "1" else pixels).astype(dtype)
 
 
 def _input_shape(
@@ -402,6 +418,13 @@ def _positive_int(value: Any) -> Any:
 def _format_shape(sizes: Sequence[Any]) -> str:
     """Format a shape: `1x3x224x224`."""
     return "x".join(str(size) for size in sizes)
+
+
+def _format_input(shapes: Any) -> str:
+    """Format the shape of an input, or those of several: `image=1x3x96x96, state=1x4`."""
+    if isinstance(shapes, dict):
+        return ", ".join(f"{name}={_format_shape(shape)}" for name, shape in shapes.items())
+    return _format_shape(shapes)
 
 
 def _parse_object(text: str) -> Facts:
@@ -498,7 +521,7 @@ def _summary(net: Net, rounds: list[list[list[float]]], i: int, against: int) ->
 def _notes(nets: Sequence[Net], heat: Facts, pinned: Sequence[int]) -> list[str]:
     """List reasons to doubt the results, or to expect others in the user's own program."""
     notes = []
-    sizes = {_format_shape(net.facts["input"]): net.name for net in nets}
+    sizes = {_format_input(net.facts["input"]): net.name for net in nets}
     if len(sizes) > 1:
         each = ", ".join(f"{name} {size}" for size, name in sizes.items())
         notes.append(f"THE INPUT SIZES DIFFER ({each}): ratios are not comparable; pass --input")
@@ -608,7 +631,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="measuring time per network")
     parser.add_argument("--threads", type=int, default=1, help="number of threads; default: 1")
     parser.add_argument("--core", type=int, help="core to run on; default: the fastest")
-    parser.add_argument("--input", help="size of one image, such as 3x224x224")
+    parser.add_argument(
+        "--input",
+        help="size of one image, such as 3x224x224, or of each input: image=3x96x96,state=4",
+    )
     parser.add_argument("--against", help="baseline for latency ratios; default: the first")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -635,16 +661,26 @@ def main(arguments: Sequence[str]) -> None:
         raise SystemExit(f"legr_bench: {error}") from None
 
 
+def _parse_input(text: Any) -> Any:
+    """Parse `3x224x224`, or `image=3x96x96,state=4` for several inputs; None stays None."""
+    if not text:
+        return None
+    shapes = {}
+    for part in text.replace(" ", "").split(","):
+        name, _, size = part.rpartition("=")
+        if not all(side.isdigit() for side in size.split("x")):
+            raise CoreError(f"--input {text}: expected a size such as 3x224x224")
+        shapes[name] = [int(side) for side in size.split("x")]
+    return shapes[""] if list(shapes) == [""] else shapes
+
+
 def _measure_files(args: Any) -> Facts:
     """Measure ONNX files on this machine; return the content of bench.json."""
     if not args.models or args.threads < 1 or not 0 < args.seconds < 1e5:
         raise CoreError(
             "expected at least one network, --threads of at least 1 and --seconds above 0"
         )
-    sizes = args.input.split("x") if args.input else []
-    if not all(size.isdigit() for size in sizes):
-        raise CoreError(f"--input {args.input}: expected a size such as 3x224x224")
-    shape = [int(size) for size in sizes] or None
+    shape = _parse_input(args.input)
     names = list(dict.fromkeys(([args.against] if args.against else []) + args.models))
     pinned = pin(args.threads, args.core)
     short = [os.path.basename(name) for name in names]

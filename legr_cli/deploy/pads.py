@@ -4,10 +4,11 @@ from typing import Any
 
 
 def keep_pads_before_pools(graph: Any) -> None:
-    """Put an op that changes nothing between a pooling and paddings as large as its kernel.
+    """Put an op that changes nothing between a padding and a pooling that must not be merged.
 
-    ONNX Runtime merges the padding into the pooling, and then refuses to load the file. It removes
-    `Identity` first, so the op is the maximum of a single tensor.
+    ONNX Runtime merges them, whatever it pads with: a maximum then ignores the zeros, and a padding
+    as large as the kernel is refused when the file is loaded. It removes `Identity` before, so the
+    op is the maximum of a single tensor.
     """
     import onnx_ir as ir
 
@@ -16,7 +17,10 @@ def keep_pads_before_pools(graph: Any) -> None:
         if pad is None or pad.op_type != "Pad" or pad.inputs[1].const_value is None:
             continue
         widest = max(pad.inputs[1].const_value.numpy().tolist())
-        if widest >= min(pool.attributes["kernel_shape"].as_ints()):
+        smallest = (
+            1 if pool.op_type == "MaxPool" else min(pool.attributes["kernel_shape"].as_ints())
+        )
+        if widest >= smallest:
             kept = ir.node("Max", [pool.inputs[0]])
             kept.outputs[0].shape, kept.outputs[0].type = pad.outputs[0].shape, pad.outputs[0].type
             kept.outputs[0].name = f"{pad.outputs[0].name}_kept"

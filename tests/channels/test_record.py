@@ -316,7 +316,8 @@ class IntegerDtype(Net):
 
 class Asserts(Net):
     def middle(self, x):
-        assert x.dim() == 4 and x.shape[1] == len(self.stem.weight)
+        assert x.dim() == 4
+        assert x.shape[1] == len(self.stem.weight)
         assert isinstance(x, torch.Tensor)
         assert torch.isfinite(x).all(), f"{x} is not finite"
         if x.requires_grad or not x.is_floating_point():
@@ -376,7 +377,7 @@ class BufferSliced(Net):
         return x + self.position[:, :, : x.shape[2], : x.shape[3]]
 
 
-NETS = [net for net in Net.__subclasses__()]
+NETS = Net.__subclasses__()
 
 
 def made(kind: type[nn.Module]) -> nn.Module:
