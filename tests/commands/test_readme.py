@@ -11,6 +11,7 @@ from running import ROOT
 from typer.testing import CliRunner
 
 from legr_cli.cli import app
+from legr_cli.deploy import plan_timer
 from legr_cli.models.network import open_network
 
 README = ROOT / "README.md"
@@ -37,9 +38,11 @@ def test_first_real_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert namespace["smaller"](torch.rand(1, 3, 96, 96)).shape == (1, 5)
 
 
+@pytest.mark.slow
 def test_learning_on_your_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Learn, prune, evaluate and fine-tune as it stands there, on a small set and shorter."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan_timer, "SECONDS", 0.3)
     torch.save(open_network("random:resnet56").model.state_dict(), "resnet56.th")
     for i in range(10):
         for split, count in (("train", 6), ("test", 2)):
