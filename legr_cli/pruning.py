@@ -89,7 +89,7 @@ def resolve_ranking(
         raise SettingError(
             f"ranking must be a Ranking, a file or 'uniform', got {type(ranking).__name__}"
         )
-    return read_ranking(Path(ranking), analysis.filters)
+    return read_ranking(Path(ranking), analysis.filters, analysis.network.module)
 
 
 def _scores(analysis: Analysis, ranking: Ranking) -> np.ndarray:

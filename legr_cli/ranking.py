@@ -189,8 +189,11 @@ def write_ranking(ranking: Ranking, temporary: Path) -> None:
     temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def read_ranking(path: Path, filters: Filters) -> Ranking:
-    """Read a ranking.json; raise RankingError unless it has valid rows for exactly these layers."""
+def read_ranking(path: Path, filters: Filters, module: str = "") -> Ranking:
+    """Read a ranking.json; raise RankingError unless it has valid rows for exactly these layers.
+
+    `module` is the part of the network that the layers are in.
+    """
     try:
         raw = path.read_bytes()
         data = json.loads(raw)
@@ -205,6 +208,10 @@ def read_ranking(path: Path, filters: Filters) -> Ranking:
             f"{path} has version {data.get('version')!r} of the ranking format; this version of "
             f"legr reads {VERSION}"
         )
+    if (learned_on := data.get("module", "")) != module:
+        part = f"the part '{learned_on}' of a network" if learned_on else "a whole network"
+        advice = f"pass --module {learned_on}" if learned_on else "leave --module out"
+        raise RankingError(f"{path} was learned on {part}: {advice}")
     if not isinstance(data.get("layers"), list):
         raise RankingError(f'{path} has no list of "layers"')
     rows = {}

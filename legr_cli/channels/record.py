@@ -131,6 +131,7 @@ class _Recorder(TorchFunctionMode):
         result = func(*plain[0], **plain[1])  # type: ignore[index]
         if name == "__iter__":
             result = tuple(result)
+        if name in ("__iter__", "unbind") and args[1:] in ((), (0,)):  # of the first dimension
             self.recording.loops.append(user_line() or "code of torch")
         if not holds(result, Tensor):
             if result is not None:
@@ -293,7 +294,9 @@ class _Recorder(TorchFunctionMode):
             fields = {
                 f.name: self._argument(getattr(value, f.name)) for f in dataclasses.fields(value)
             }
-            return self.graph.call_function(type(value), (), fields)
+            node = self.graph.call_function(type(value), (), fields)
+            self.recording.values[node] = _shapes(value)
+            return node
         return value
 
     def _source(self, value: Any) -> fx.Node:

@@ -164,13 +164,32 @@ def _latency_notes(result: "PrunedFiles") -> list[str]:
 
 def _setting_notes(analysis: "Analysis", settings: "Prune", learned: dict[str, Any]) -> list[str]:
     """Notes on settings that differ from those the ranking was learned with."""
-    from legr_cli.settings import option
-
     then, size = learned.get("settings"), shapes_json(analysis.network.input_shape)
     then = {**(then if isinstance(then, dict) else {}), "input": learned.get("input", size)}
-    now = {"align": settings.align.name, "min_keep": settings.min_keep, "input": size}
+    now = {
+        "align": settings.align.name,
+        "min_keep": settings.min_keep,
+        "min_keep_layers": dict(settings.min_keep_layers),
+        "input": size,
+    }
+    then = {"min_keep_layers": {}, **then}
     return [
-        f"the ranking was learned with {option(key)} {then[key]}, but this is {value}"
+        f"the ranking was learned with {_setting(key)} {_shown(then[key])}, "
+        f"but this is {_shown(value)}"
         for key, value in now.items()
         if then.get(key, value) != value
     ]
+
+
+def _setting(key: str) -> str:
+    """The option that sets a setting."""
+    from legr_cli.settings import option
+
+    return option(key.removesuffix("_layers"))
+
+
+def _shown(value: Any) -> str:
+    """A setting as it is typed."""
+    if isinstance(value, dict):
+        return " ".join(f"{pattern}={share:g}" for pattern, share in value.items()) or "none"
+    return "x".join(map(str, value)) if isinstance(value, list) else str(value)
