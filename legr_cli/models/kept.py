@@ -22,14 +22,18 @@ def kept_channels(units: Units, kept: Kept, before: Channels | None = None) -> C
 def kept_units(units: Units, channels: Channels) -> Kept:
     """The plan that keeps exactly these output channels.
 
+    Layers that are not in it are kept whole: earlier versions had no rule for them.
+
     Raises:
         CheckpointError: no plan does: the channels belong to another network, or contradict
             each other.
     """
     layers = units.flow.layers
-    unmatched = sorted(set(channels) ^ set(layers))
-    if unmatched:
-        raise CheckpointError(f"kept channels and layers do not match at '{unmatched[0]}'")
+    unmatched = sorted(set(channels) - set(layers))
+    if unmatched or not channels:
+        raise CheckpointError(f"kept channels and layers do not match at '{[*unmatched, ''][0]}'")
+    whole = {name: list(range(len(layer.out))) for name, layer in layers.items()}
+    channels = {**whole, **channels}
     kept = np.ones(units.count, bool)
     for name, layer in layers.items():
         stays = np.zeros(len(layer.out), bool)
