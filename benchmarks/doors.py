@@ -50,10 +50,13 @@ def silenced(model: nn.Module, units: Units, kept: np.ndarray) -> nn.Module:
     modules = dict(part.named_modules())
     with torch.no_grad():
         for name, layer in units.flow.layers.items():
-            if layer.axes.into is not None:
-                removed = torch.from_numpy(~units.keeps(kept, layer.into))
-                weight = modules[name].weight if name in modules else fetch_attr(part, name)
-                weight.movedim(layer.axes.into, 0)[removed] = 0
+            stays = torch.from_numpy(units.keeps(kept, layer.into))
+            weight = modules[name].weight if name in modules else fetch_attr(part, name)
+            into = 1 if layer.axes.into is None else layer.axes.into
+            groups = len(stays) // weight.shape[into]
+            # a grouped weight is (out, in / groups, …): each group of outputs reads its own inputs
+            by_group = weight.movedim(into, 1).unflatten(0, (groups, -1))
+            by_group.mul_(stays.view(groups, 1, -1, *[1] * (by_group.dim() - 3)))
     return model
 
 

@@ -67,7 +67,17 @@ def record(model: nn.Module, call: Call) -> Recording:
 def _record(model: nn.Module, call: Call) -> Recording:
     """Record one call."""
     with unchanged(model), _eager_only():
+        if any(parameter.is_meta for parameter in model.parameters()):
+            _without_memory(model)
         return _Recorder(model).run(call)
+
+
+def _without_memory(model: nn.Module) -> None:
+    """Replace computed buffers, which have memory, so that they meet weights that have none."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to("meta")
 
 
 class _Recorder(TorchFunctionMode):
