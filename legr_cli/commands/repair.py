@@ -14,7 +14,7 @@ def repair(
     networks: Annotated[
         list[str],
         typer.Argument(
-            metavar="NETWORK…",
+            metavar="NETWORK",
             show_default=False,
             help="Pruned networks: files written by legr prune.",
         ),
