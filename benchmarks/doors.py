@@ -33,6 +33,7 @@ from torch import nn
 from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.check import disagreement
 from legr_cli.channels.inputs import Source, submodule
+from legr_cli.channels.slicing import input_weights
 from legr_cli.channels.structures import tensors
 from legr_cli.channels.switches import WithoutNoise, evaluating
 from legr_cli.channels.trace import fetch_attr
@@ -57,6 +58,9 @@ def silenced(model: nn.Module, units: Units, kept: np.ndarray) -> nn.Module:
             # a grouped weight is (out, in / groups, …): each group of outputs reads its own inputs
             by_group = weight.movedim(into, 1).unflatten(0, (groups, -1))
             by_group.mul_(stays.view(groups, 1, -1, *[1] * (by_group.dim() - 3)))
+        for name, ids in units.flow.readers.items():  # recurrent layers
+            for key in input_weights(modules[name]):
+                getattr(modules[name], key)[:, torch.from_numpy(~units.keeps(kept, ids))] = 0
     return model
 
 
