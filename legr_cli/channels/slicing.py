@@ -112,14 +112,18 @@ def slice_tensor(
     tensor: torch.Tensor, axes: Axes, out: torch.Tensor, into: torch.Tensor
 ) -> torch.Tensor:
     """Copy `tensor` with only these output and input channels."""
-    out, into = out.to(tensor.device), into.to(tensor.device)
     if axes.groups > 1:
         return _slice_grouped(tensor, axes.groups, *((out, into) if axes.out == 0 else (into, out)))
     if axes.out is not None:
-        tensor = tensor.index_select(axes.out, out)
+        tensor = _select(tensor, axes.out, out)
     if axes.into is not None:
-        tensor = tensor.index_select(axes.into, into)
+        tensor = _select(tensor, axes.into, into)
     return tensor.clone() if axes == Axes() else tensor
+
+
+def _select(tensor: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
+    """Copy `tensor` with only the rows `index` along an axis."""
+    return tensor.index_select(axis, index.to(tensor.device))
 
 
 def _slice_grouped(
@@ -127,18 +131,23 @@ def _slice_grouped(
 ) -> torch.Tensor:
     """Slice a weight whose second axis holds the channels of one group.
 
-    `rows` and `cols` number the channels of all groups.
+    `rows` and `cols` number the channels of all groups. They stay on their own device: a tensor
+    on the meta device has no values to count groups by.
     """
     height, width = len(tensor) // groups, tensor.shape[1]
     left = rows.div(height, rounding_mode="floor").unique()
     if len(cols) == len(left) * width:  # the groups that are left are whole
-        return tensor.index_select(0, rows)
+        return _select(tensor, 0, rows)
 
     def members(index: torch.Tensor, group: int, size: int) -> torch.Tensor:
         return index[index.div(size, rounding_mode="floor") == group]
 
     blocks = [
-        tensor[members(rows, group, height)][:, members(cols, group, width) - group * width]
+        _select(
+            _select(tensor, 0, members(rows, group, height)),
+            axis=1,
+            index=members(cols, group, width) - group * width,
+        )
         for group in left.tolist()
     ]
     return torch.cat(blocks)

@@ -84,17 +84,26 @@ def own_loop(model: nn.Module, root: Path, prepare) -> tuple[float, float]:
     return right / count, loss / count
 
 
-@pytest.mark.parametrize("side", [(64, 64), (112, 112), (64, 48), (160, 120)])
+@pytest.fixture(scope="module", params=[(64, 64), (112, 112), (64, 48), (160, 120)])
+def tuned(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[nn.Module, tuple[int, int], Path]:
+    """A network trained at an input size; that size, and the pictures."""
+    side, root = request.param, tmp_path_factory.mktemp("scenes")
+    scenes(root)
+    torch.manual_seed(0)
+    shape = (3, side[1], side[0])
+    options = {"epochs": 2, "lr": 0.02, "batch_size": 6, "input_shape": shape}
+    return legr_cli.finetune(small(), f"folder:{root}", **options), side, root
+
+
 @pytest.mark.parametrize(("resize", "crop"), list(own_code(1, 1))[:-1])
 def test_accuracy_is_that_of_ones_own_loop(
-    tmp_path: Path, side: tuple[int, int], resize: str, crop: float | None
+    tuned: tuple[nn.Module, tuple[int, int], Path], resize: str, crop: float | None
 ) -> None:
-    scenes(tmp_path)
-    torch.manual_seed(0)
-    spec, shape = f"folder:{tmp_path}", (3, side[1], side[0])
-    model = legr_cli.finetune(small(), spec, epochs=2, lr=0.02, batch_size=6, input_shape=shape)
-    found = legr_cli.evaluate(model, spec, resize=resize, crop=crop)
-    accuracy, loss = own_loop(model, tmp_path, own_code(*side)[resize, crop])
+    model, side, root = tuned
+    found = legr_cli.evaluate(model, f"folder:{root}", resize=resize, crop=crop)
+    accuracy, loss = own_loop(model, root, own_code(*side)[resize, crop])
     assert found.accuracy == accuracy
     assert found.loss == pytest.approx(loss, rel=1e-4)
 
