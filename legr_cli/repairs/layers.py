@@ -113,14 +113,14 @@ class _LayerRepair:
             for node in self.nodes:
                 if (reason := self._gather(node, values, length)) is not None:
                     return RepairedLayer(self.layer.name, reason)
-        assert self.regression is not None
+        assert self.regression is not None and self.call is not None
         if not self.regression.finite:
             raise ModelError(
                 f"layer '{self.layer.name}' reads or gives NaN or infinite values on these images: "
                 "are they normalized as the network was trained?"
             )
         self._update(*self.regression.solve(ridge))
-        unknowns = self.weight.numel() // len(self.layer.out)
+        unknowns = self.call.matrix(self.weight).shape[1]
         corrects = self.correction is not None
         return RepairedLayer(self.layer.name, None, self.regression.count, unknowns, corrects)
 
