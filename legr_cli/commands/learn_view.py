@@ -16,9 +16,8 @@ def show_learned(result: "LearnResult", out: Path, next_step: str, as_json: bool
     if as_json:
         output.print_json(_as_json(result, out))
         return
-    columns = ("network", "accuracy", "loss")
-    if "divergence" in result.best:
-        columns = (*columns, "divergence")
+    more = ("divergence",) if "divergence" in result.best else ()
+    columns = ("network", "accuracy", "loss", *more)
     table = output.table("Accuracy on the validation images", *columns, left=("network",))
     shares = percents(result.settings.flops)
     for name, score in (
