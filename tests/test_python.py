@@ -230,7 +230,7 @@ BAD: dict[str, tuple[type[LegrError], str, Call]] = {
     "replaced layer": (ModelError, "9", lambda m, out: legr_cli.save(replaced(m), out)),
     "odd fitness": (
         SettingError,
-        "finetune or bn or none",
+        "finetune or bn or repair or none",
         lambda m, _: legr_cli.learn(m, batch(), fitness="hope"),
     ),
     "no file to resume": (

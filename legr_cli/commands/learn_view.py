@@ -16,7 +16,8 @@ def show_learned(result: "LearnResult", out: Path, next_step: str, as_json: bool
     if as_json:
         output.print_json(_as_json(result, out))
         return
-    columns = ("network", "accuracy", "loss")
+    more = ("divergence",) if "divergence" in result.best else ()
+    columns = ("network", "accuracy", "loss", *more)
     table = output.table("Accuracy on the validation images", *columns, left=("network",))
     shares = percents(result.settings.flops)
     for name, score in (
@@ -26,7 +27,8 @@ def show_learned(result: "LearnResult", out: Path, next_step: str, as_json: bool
     ):
         if score is not None:
             loss = "" if score["loss"] is None else f"{score['loss']:.4f}"
-            table.add_row(name, f"{score['accuracy']:.2%}", loss)
+            row = (name, f"{score['accuracy']:.2%}", loss, _divergence(name, score))
+            table.add_row(*row[: len(columns)])
     output.print_table(output.console(), table)
     output.print_notes(
         f"{result.settings.candidates} candidates in {result.seconds:.0f} s of work; "
@@ -34,6 +36,12 @@ def show_learned(result: "LearnResult", out: Path, next_step: str, as_json: bool
         f"next: {next_step}",
     )
     output.print_result(str(out))
+
+
+def _divergence(name: str, score: dict[str, Any]) -> str:
+    """A score's divergence from the dense network."""
+    divergence = 0.0 if name == "dense" else score.get("divergence")
+    return "" if divergence is None else f"{divergence:.4f}"
 
 
 def _as_json(result: "LearnResult", out: Path) -> dict[str, Any]:

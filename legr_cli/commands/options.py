@@ -299,14 +299,18 @@ Fitness = Annotated[
         CANDIDATES,
         "|".join(FITNESS),
         "How to adapt a candidate before measuring its accuracy: train it for --steps (finetune), "
-        "only re-estimate its BatchNorm statistics at a fraction of the cost (bn), or not at all "
+        "only re-estimate its BatchNorm statistics at a fraction of the cost (bn), repair it in "
+        "closed form and compare its outputs with the dense network's (repair), or not at all "
         "(none).",
     ),
 ]
 Steps = Annotated[
     int | None,
     setting(
-        CANDIDATES, "N", "Number of adaptation steps per candidate.", "200; 8 with --fitness bn"
+        CANDIDATES,
+        "N",
+        "Number of adaptation steps per candidate; for repair, the batches of images to use.",
+        "200; 8 with --fitness bn; 2 with repair",
     ),
 ]
 ValImages = Annotated[

@@ -143,8 +143,14 @@ def _operands(
 
 
 def _with_operands(graph: Graph, layer: fx.Node, path: Sequence[fx.Node], values: Values) -> Values:
-    """The values, and those of the other operands of a path."""
-    return graph.run_aside(_operands(graph, layer, path, values), values)
+    """The values, and those of the other operands of a path.
+
+    An operand may be a size of the path's own values, so that the path runs as far as it is needed.
+    """
+    operands = _operands(graph, layer, path, values)
+    last = max(map(graph.index.__getitem__, operands), default=-1)
+    before = [node for node in path if graph.index[node] < last]
+    return graph.run_aside(sorted([*operands, *before], key=graph.index.__getitem__), values)
 
 
 def _joins(lockstep: Lockstep, kept: Kept, node: fx.Node, path: set[fx.Node]) -> bool:

@@ -19,7 +19,7 @@ from legr_cli.errors import ModelError
 from legr_cli.progress import Progress, Report
 from legr_cli.repairs.calls import LinearCall, record
 from legr_cli.repairs.correction import Correction, plan, restricted
-from legr_cli.repairs.lockstep import Lockstep, Stop, Values
+from legr_cli.repairs.lockstep import DenseValues, Lockstep, Stop, Values
 from legr_cli.repairs.regression import Regression
 
 ROWS = 20  # for each unknown
@@ -49,17 +49,20 @@ def repair_layers(
     seed: int,
     progress: Report,
     correct: bool = True,
+    rows: int | None = None,
+    known: DenseValues | None = None,
 ) -> list[RepairedLayer]:
     """Give every layer of `pruned` new weights, in place.
 
-    `correct=False` leaves out the residual correction, to see what it is worth.
+    `correct=False` leaves out the residual correction, to see what it is worth. `rows` limits the
+    rows of each layer. `known` are values of the dense network on the same batches.
     """
-    lockstep, results = Lockstep(units, pruned, batches), list[RepairedLayer]()
+    lockstep, results = Lockstep(units, pruned, batches, known), list[RepairedLayer]()
     calls = _calls_by_layer(lockstep)
     with torch.no_grad(), fixed_seed():
         for number, (layer, nodes) in enumerate(calls):
             progress(Progress(number, len(calls), f"repairing {layer.name}"))
-            work = _LayerRepair(lockstep, kept, layer, nodes, seed + number, correct)
+            work = _LayerRepair(lockstep, kept, layer, nodes, seed + number, correct, rows)
             results.append(work.run(ridge))
     unsupported = units.flow.unsupported
     return results + [
@@ -88,9 +91,10 @@ class _LayerRepair:
         nodes: list[fx.Node],
         seed: int,
         correct: bool,
+        rows: int | None,
     ) -> None:
         self.lockstep, self.kept, self.layer, self.nodes = lockstep, kept, layer, nodes
-        self.seed, self.correct = seed, correct
+        self.seed, self.correct, self.rows = seed, correct, rows
         self.weight, self.bias = _tensors_of(lockstep.pruned.traced, layer, nodes[0])
         self.norm = _norm_after(lockstep, nodes[0]) if self.bias is None else None
         self.correction: Correction | None = None
@@ -114,13 +118,14 @@ class _LayerRepair:
                 if (reason := self._gather(node, values, length)) is not None:
                     return RepairedLayer(self.layer.name, reason)
         assert self.regression is not None
+        assert self.call is not None
         if not self.regression.finite:
             raise ModelError(
                 f"layer '{self.layer.name}' reads or gives NaN or infinite values on these images: "
                 "are they normalized as the network was trained?"
             )
         self._update(*self.regression.solve(ridge))
-        unknowns = self.weight.numel() // len(self.layer.out)
+        unknowns = self.call.matrix(self.weight).shape[1]
         corrects = self.correction is not None
         return RepairedLayer(self.layer.name, None, self.regression.count, unknowns, corrects)
 
@@ -166,7 +171,7 @@ class _LayerRepair:
         count = math.prod(call.row_shape)
         unknowns = call.matrix(self.weight).shape[1]
         if self.regression is None:
-            wanted = max(ROWS * unknowns, LEAST_ROWS)
+            wanted = self.rows or max(ROWS * unknowns, LEAST_ROWS)
             available = count * len(self.nodes) * sum(self.lockstep.lengths) / images
             self.share = min(1.0, wanted / available)
             centred = self.bias is not None or self.norm is not None

@@ -12,11 +12,13 @@ from typing import Any
 from torch import Tensor, fx
 
 from legr_cli.channels import Units
+from legr_cli.channels.layers import layer_at
 from legr_cli.channels.ops import OpKind, in_place, kind_of
 from legr_cli.channels.structures import tensors
 from legr_cli.channels.surgery import DENSE_NODES
 
 MEMORY = 3 << 29  # bytes of values kept between two layers, for all pictures
+DENSE_MEMORY = 1 << 30  # bytes of the dense network's values kept for further pruned networks
 
 Values = dict[fx.Node, Any]
 _FRESH = (OpKind.LAYER, OpKind.CHANNELWISE, OpKind.GROUPWISE)  # never return their own input
@@ -102,6 +104,31 @@ class Graph:
         return False
 
 
+class DenseValues:
+    """The dense network's values at every layer, computed once for any number of pruned networks.
+
+    Those beyond `DENSE_MEMORY` bytes are left out; every lockstep computes them itself.
+    """
+
+    def __init__(self, units: Units, batches: list[Tensor]) -> None:
+        self._values: dict[tuple[int, int], Values] = {}  # by batch and number of nodes done
+        graph = Graph(units.flow.traced)
+        stops = [i + 1 for i, node in enumerate(graph.nodes) if layer_at(units.flow, node)]
+        storages: dict[int, int] = {}
+        for number, images in enumerate(batches):
+            values, done = graph.start(images), 0
+            for stop in stops:
+                values, done = graph.advanced(values, done, stop), stop
+                storages |= _storages(values)
+                if sum(storages.values()) > DENSE_MEMORY:
+                    return
+                self._values[number, stop] = values
+
+    def at(self, batch: int, stop: int) -> Values | None:
+        """The values of a batch after this number of nodes, if they are known."""
+        return self._values.get((batch, stop))
+
+
 @dataclass(frozen=True)
 class Stop:
     """A point in the run of both networks: the number of nodes of each that are done."""
@@ -114,9 +141,13 @@ class Lockstep:
     """Both networks, and the values of each on every batch of pictures."""
 
     def __init__(
-        self, units: Units, pruned: fx.GraphModule, batches: list[Tensor], memory: int = MEMORY
+        self,
+        units: Units,
+        pruned: fx.GraphModule,
+        batches: list[Tensor],
+        known: DenseValues | None = None,
     ) -> None:
-        self.units, self.memory = units, memory
+        self.units, self.known = units, known
         self.dense, self.pruned = Graph(units.flow.traced), Graph(pruned)
         self.counterpart = _counterparts(self.dense, self.pruned)
         self.original = {p: d for d, p in self.counterpart.items()}
@@ -129,12 +160,13 @@ class Lockstep:
         keep, start = False, self._at
         for number, length in enumerate(self.lengths):
             dense, pruned = self._kept[number]
+            known = self.known and self.known.at(number, stop.dense)
             values = (
-                self.dense.advanced(dense, start.dense, stop.dense),
+                known or self.dense.advanced(dense, start.dense, stop.dense),
                 self.pruned.advanced(pruned, start.pruned, stop.pruned),
             )
             if number == 0:
-                keep = _bytes(values) / length * sum(self.lengths) <= self.memory
+                keep = _bytes(values) / length * sum(self.lengths) <= MEMORY
             if keep:
                 self._kept[number] = values
             yield values
@@ -144,9 +176,14 @@ class Lockstep:
 
 def _bytes(values: tuple[Values, Values]) -> int:
     """The memory that values take, but for the network's own tensors."""
-    own = [v for part in values for node, v in part.items() if node.op != "get_attr"]
+    return sum({**_storages(values[0]), **_storages(values[1])}.values())
+
+
+def _storages(values: Values) -> dict[int, int]:
+    """The bytes of every storage that values take, by address."""
+    own = [value for node, value in values.items() if node.op != "get_attr"]
     storages = (tensor.untyped_storage() for tensor in tensors(own))
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 def _counterparts(dense: Graph, pruned: Graph) -> dict[fx.Node, fx.Node]:

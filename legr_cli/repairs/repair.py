@@ -220,20 +220,23 @@ def _filled(units: Units, kept: Kept, network: Network) -> fx.GraphModule:
 
 def _reaching(units: Units, pictures: Pictures) -> Pictures:
     """What of the pictures reaches the part of the network that was pruned."""
+    fit, held_out = (
+        [reaching(units, batch) for batch in part] for part in (pictures.fit, pictures.held_out)
+    )
+    return replace(pictures, fit=fit, held_out=held_out)
+
+
+def reaching(units: Units, batch: Tensor) -> Tensor:
+    """What of a batch reaches the part of the network that was pruned."""
     model, module = units.source.model, units.source.module
     if not module:
-        return pictures
-
-    def reaching(batch: Tensor) -> Tensor:
-        found = captured(model, module, Call((batch,))).tensors
-        if len(found) != 1:
-            raise ModelError(
-                f"'{module}' takes {len(found)} tensors: repair works on parts that take one"
-            )
-        return found[0]
-
-    fit, held_out = (list(map(reaching, part)) for part in (pictures.fit, pictures.held_out))
-    return replace(pictures, fit=fit, held_out=held_out)
+        return batch
+    found = captured(model, module, Call((batch,))).tensors
+    if len(found) != 1:
+        raise ModelError(
+            f"'{module}' takes {len(found)} tensors: repair works on parts that take one"
+        )
+    return found[0]
 
 
 def _with_statistics(network: Network, dense: Network) -> Network:

@@ -4,6 +4,7 @@ With one action per layer, a state has eleven features: t, n, c, h, w, stride, k
 rest and a[t−1]. The first seven are relative to their maximum in the network, FLOPs to the total.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -71,9 +72,11 @@ class EpisodeExplorer(Explorer):
         return np.stack([action for _, action in steps])
 
     def tell(self, candidate: Candidate, fitness: Fitness) -> None:
-        """Train the agent with the accuracy as the reward of the episode."""
+        """Train the agent with the score as the reward of the episode."""
         super().tell(candidate, fitness)
-        self.agent.learn(self.episodes.pop(candidate.number), fitness.accuracy)
+        episode = self.episodes.pop(candidate.number)
+        if math.isfinite(fitness.score):
+            self.agent.learn(episode, fitness.score)
 
     def _draw(self, number: int) -> Candidate:
         return Candidate(number, self.genes(number))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,8 +20,10 @@ from legr_cli.data.batches import Batch, Serving, endless, in_order, shuffled
 from legr_cli.data.dataset import Part
 from legr_cli.data.feed import Feed
 from legr_cli.errors import LegrError, SearchError
-from legr_cli.models.network import Network, open_network, write_network
-from legr_cli.search.fitness import adaptation
+from legr_cli.models.network import Network, open_network, own_copy, write_network
+from legr_cli.repairs.closeness import Divergence
+from legr_cli.search.fitness import Cut, adaptation
+from legr_cli.search.reference import DenseOutputs, Reference
 from legr_cli.settings import Search
 from legr_cli.training.devices import choose, half_precision, seeded
 from legr_cli.training.loop import evaluate
@@ -71,6 +74,7 @@ class Outcome:
     seconds: float  # total
     adapt_seconds: float
     measure_seconds: float
+    divergence: float | None = None  # from the dense network's outputs, if candidates rank by it
 
 
 def to_bytes(network: Network) -> bytes:
@@ -112,6 +116,14 @@ class CandidateEvaluator:
             )
         if self.device.type == "cuda":
             torch.backends.cudnn.deterministic = True
+        self.reference: Reference | None = None
+        self.dense_outputs: DenseOutputs | None = None
+        if adaptation(protocol.settings.fitness).ranks_by_divergence:
+            model = units.source.model
+            images = (images for images, _ in self._batches(torch.device("cpu")))
+            self.reference = Reference(units, images, protocol.settings.seed)
+            on_device = model if self.device.type == "cpu" else own_copy(model).to(self.device)
+            self.dense_outputs = DenseOutputs(on_device, len(protocol.validation))
 
     def evaluate(self, plans: Plans) -> list[Outcome]:
         """Evaluate a candidate at every FLOPs target."""
@@ -127,36 +139,60 @@ class CandidateEvaluator:
         start = time.perf_counter()
         smaller = apply(self.units, kept)
         layout = self.protocol.feed.memory_format
-        smaller = smaller.to(self.device, memory_format=layout)  # type: ignore[call-overload]
+        device = torch.device("cpu") if self.reference else self.device  # repair runs on the CPU
+        smaller = smaller.to(device, memory_format=layout)  # type: ignore[call-overload]
         pruned = time.perf_counter()
         with seeded(self.device, self.protocol.settings.seed):
-            self._adapt(smaller)
+            self._adapt(smaller, kept)
+        smaller = smaller.to(self.device)
         adapted = time.perf_counter()
-        score = self._score(smaller)
+        score, divergence = self._score(smaller)
         end = time.perf_counter()
-        return Outcome(score.accuracy, score.loss, end - start, adapted - pruned, end - adapted)
+        seconds = end - start, adapted - pruned, end - adapted
+        return Outcome(score.accuracy, score.loss, *seconds, divergence)
 
-    def _adapt(self, model: torch.nn.Module) -> None:
+    def _adapt(self, model: torch.nn.Module, kept: Kept) -> None:
         """Run τ̂ adaptation steps, as the fitness prescribes."""
         protocol, settings = self.protocol, self.protocol.settings
         fitness = adaptation(settings.fitness)
         if fitness.adapt is None or not settings.steps:
             return
+        half = half_precision(self.device) if settings.amp else None
+        batches = self._batches(self.device)
+        fitness.adapt(Cut(model, kept, batches, settings, protocol.task, half, self.reference))
+
+    def _batches(self, device: torch.device) -> Iterator[Batch]:
+        """The batches that every candidate is adapted with."""
+        protocol, settings = self.protocol, self.protocol.settings
         generator = torch.Generator().manual_seed(settings.seed)
 
         def epoch() -> Iterator[Batch]:
-            serving = Serving(protocol.feed, settings.batch_size, self.device)
-            return shuffled(protocol.train, serving, generator, augment=fitness.trains)
+            serving = Serving(protocol.feed, settings.batch_size, device)
+            augment = adaptation(settings.fitness).trains
+            return shuffled(protocol.train, serving, generator, augment)
 
-        batches = itertools.islice(endless(epoch), settings.steps)
-        half = half_precision(self.device) if settings.amp else None
-        fitness.adapt(model, batches, settings, protocol.task, half)
+        return itertools.islice(endless(epoch), settings.steps)
 
-    def _score(self, model: torch.nn.Module) -> Score:
-        """Score on the validation images."""
-        protocol = self.protocol
+    def _score(self, model: torch.nn.Module) -> tuple[Score, float | None]:
+        """Score on the validation images, and compare with the dense network if necessary."""
+        protocol, dense = self.protocol, self.dense_outputs
         serving = Serving(protocol.feed, max(protocol.settings.batch_size, 250), self.device)
-        return evaluate(model, in_order(protocol.validation, serving), protocol.task)
+        batches = in_order(protocol.validation, serving)
+        if dense is None:
+            return evaluate(model, batches, protocol.task), None
+        divergence, wanted = Divergence(), list[Any]()
+
+        def watched() -> Iterator[Batch]:
+            for number, (images, targets) in enumerate(batches):
+                wanted[:] = [dense.at(number, images)]
+                yield images, targets
+
+        def sums(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+            divergence.add(outputs, *wanted)
+            return protocol.task.sums(outputs, targets)
+
+        score = evaluate(model, watched(), replace(protocol.task, sums=sums))
+        return score, divergence.value
 
 
 _evaluators: dict[str, CandidateEvaluator] = {}  # in a worker: the current job's, by its key

@@ -32,9 +32,9 @@ class Candidate:
 
 @dataclass(frozen=True, order=True)
 class Fitness:
-    """Higher accuracy is better; at equal accuracy, lower loss is."""
+    """Higher scores are better; at equal scores, lower loss is."""
 
-    accuracy: float
+    score: float  # accuracy, or the negative divergence from the dense network
     minus_loss: float
 
 

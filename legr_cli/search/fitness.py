@@ -1,4 +1,4 @@
-"""The table of fitness functions: how a candidate is adapted before it is scored.
+"""The table of fitness functions: how a candidate is adapted, and what it is ranked by.
 
 torch is imported only when a candidate is adapted, so that the command line can list the entries
 quickly.
@@ -14,53 +14,62 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from legr_cli.channels.units import Kept
     from legr_cli.data.batches import Batch
+    from legr_cli.search.reference import Reference
     from legr_cli.settings import Search
     from legr_cli.training.scores import Task
 
-    Adapt = Callable[[nn.Module, Iterable[Batch], Search, Task, torch.dtype | None], None]
+
+@dataclass(frozen=True)
+class Cut:
+    """A pruned candidate, and what it can be adapted with."""
+
+    model: "nn.Module"  # adapted in place
+    kept: "Kept"
+    batches: "Iterable[Batch]"
+    settings: "Search"
+    task: "Task"
+    half: "torch.dtype | None"
+    reference: "Reference | None"  # the dense network, if candidates are compared with it
 
 
-def _finetune(
-    model: "nn.Module",
-    batches: "Iterable[Batch]",
-    settings: "Search",
-    task: "Task",
-    half: "torch.dtype | None",
-) -> None:
+def _finetune(cut: Cut) -> None:
     """Train for a few steps."""
     from legr_cli.training.loop import Trainer, sgd, task_loss, train
 
-    optimizer = sgd(model.requires_grad_(True), settings.lr)
-    train(Trainer(model, optimizer, task_loss(task), half), batches)
+    optimizer = sgd(cut.model.requires_grad_(True), cut.settings.lr)
+    train(Trainer(cut.model, optimizer, task_loss(cut.task), cut.half), cut.batches)
 
 
-def _batchnorm(
-    model: "nn.Module",
-    batches: "Iterable[Batch]",
-    _settings: "Search",
-    _task: "Task",
-    _half: "torch.dtype | None",
-) -> None:
+def _batchnorm(cut: Cut) -> None:
     """Re-estimate BatchNorm statistics."""
     from legr_cli.training.loop import recalibrate
 
-    recalibrate(model, batches)
+    recalibrate(cut.model, cut.batches)
+
+
+def _repair(cut: Cut) -> None:
+    """Fit new weights to the dense network, in closed form."""
+    assert cut.reference is not None
+    cut.reference.repair(cut.model, cut.kept)
 
 
 @dataclass(frozen=True)
 class Adaptation:
     """How a pruned candidate is adapted before it is scored."""
 
-    adapt: "Adapt | None"  # None: not at all
+    adapt: Callable[[Cut], None] | None  # None: not at all
     steps: int  # default number of batches
     trains: bool = False  # whether it trains the weights, so that augmentation and --amp apply
     needs_batchnorm: bool = False
+    ranks_by_divergence: bool = False  # from the dense network's outputs, instead of by accuracy
 
 
 FITNESS = {
     "finetune": Adaptation(_finetune, steps=200, trains=True),
     "bn": Adaptation(_batchnorm, steps=8, needs_batchnorm=True),
+    "repair": Adaptation(_repair, steps=2, ranks_by_divergence=True),
     "none": Adaptation(None, steps=0),
 }
 

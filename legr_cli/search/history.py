@@ -29,6 +29,7 @@ def _is_sound(line: Line, settings: Line) -> bool:
         and 0 <= number < settings.get("candidates", math.inf)
         and is_accuracy(line.get("accuracy"))
         and is_loss(line.get("loss"))
+        and is_loss(line.get("divergence"))
         and type(line.get("cached")) is bool
         and isinstance(line.get("flops"), int | None)
         and isinstance(line.get("seconds", 0), int | float)

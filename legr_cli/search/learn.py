@@ -75,8 +75,8 @@ def learn(
         data: A SPEC such as `"cifar10:DIR"`, a DataLoader, a pair of tensors, or an iterable of
             `(images, targets)`. A tenth is held out to score candidates on.
         flops: Share (or shares) of the FLOPs at which candidates are compared; 0.2 by default.
-        fitness: How to adapt a candidate before it is scored: `"finetune"` (the default), `"bn"`
-            or `"none"`.
+        fitness: How to adapt a candidate before it is scored: `"finetune"` (the default), `"bn"`,
+            `"repair"` or `"none"`. `"repair"` ranks by how close the outputs are to the dense ones.
         candidates: Number of candidates to evaluate; 400 by default.
         seed: Random seed; also selects the held-out images.
         settings: All settings; the arguments above override them.

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from legr_cli.data.dataset import described, doubts
 from legr_cli.journal import Line
 from legr_cli.progress import Message, Progress, Report, resume_text
+from legr_cli.search.fitness import adaptation
 from legr_cli.search.run import SearchProgress
 from legr_cli.search.setup import SearchSetup
 from legr_cli.targets import percents
@@ -18,8 +19,8 @@ def progress_callback(setup: SearchSetup, progress: Report) -> Callable[[SearchP
     def on_progress(state: SearchProgress) -> None:
         best, latest = state.best, state.latest
         facts = [
-            f"best {format_score(setup.task, best['accuracy'])} (#{best['candidate'] + 1})",
-            f"latest {format_score(setup.task, latest['accuracy'])}",
+            f"best {_scores(setup, best)} (#{best['candidate'] + 1})",
+            f"latest {_scores(setup, latest)}",
         ]
         if state.cached:
             facts.append(f"{state.cached} repeats")
@@ -35,6 +36,13 @@ def progress_callback(setup: SearchSetup, progress: Report) -> Callable[[SearchP
             )
 
     return on_progress
+
+
+def _scores(setup: SearchSetup, line: Line) -> str:
+    """A candidate's accuracy, and its divergence if that is what it is ranked by."""
+    accuracy = format_score(setup.task, line["accuracy"])
+    divergence = line.get("divergence")
+    return accuracy if divergence is None else f"{accuracy} at divergence {divergence:.3g}"
 
 
 def opening_messages(setup: SearchSetup, dense: Line, recorded: int, resume: bool) -> list[str]:
@@ -56,5 +64,7 @@ def opening_messages(setup: SearchSetup, dense: Line, recorded: int, resume: boo
         messages.append(f"all {total} candidates are in the history: nothing left to evaluate")
     elif resume:
         messages.append(resume_text(recorded, total, "candidates"))
-    flops = percents(setup.settings.flops)
-    return [*messages, f"candidates are compared at {flops} of the FLOPs"]
+    flops, ways = percents(setup.settings.flops), ""
+    if adaptation(setup.settings.fitness).ranks_by_divergence:
+        ways = ", by how far their outputs are from the dense network's"
+    return [*messages, f"candidates are compared at {flops} of the FLOPs{ways}"]

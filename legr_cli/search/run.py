@@ -23,6 +23,7 @@ from legr_cli.pruning import Analysis, plans
 from legr_cli.ranking import Ranking
 from legr_cli.search.evaluator import Outcome
 from legr_cli.search.evolution import Candidate, Fitness, Genes, Strategy
+from legr_cli.search.fitness import adaptation
 from legr_cli.search.workers import WorkerPool, is_killed_worker, is_lost_worker
 from legr_cli.settings import Search
 from legr_cli.training.scores import finite_or_none
@@ -178,7 +179,7 @@ class _SearchRun:
                 self._collect(trial)
         line = first.line
         self.cached += line["cached"]
-        fitness = Fitness(line["accuracy"], -math.inf if line["loss"] is None else -line["loss"])
+        fitness = fitness_of(line, adaptation(self.settings.fitness).ranks_by_divergence)
         start = time.perf_counter()
         self.explorer.tell(first.candidate, fitness)
         self.think_seconds += time.perf_counter() - start
@@ -250,7 +251,8 @@ class _SearchRun:
         if isinstance(outcome, list):
             values = _mean_outcome(outcome)
         elif outcome is not None:
-            values = {key: outcome[key] for key in ("accuracy", "loss", "each") if key in outcome}
+            keys = ("accuracy", "loss", "divergence", "each")
+            values = {key: outcome[key] for key in keys if key in outcome}
         trial.line = {
             "candidate": trial.candidate.number,
             "parent": trial.candidate.parent,
@@ -265,11 +267,23 @@ class _SearchRun:
         self.journal.add(trial.line)
 
 
+def fitness_of(line: Line, by_divergence: bool) -> Fitness:
+    """What the search maximizes, from a candidate's journal line."""
+    minus_loss = -math.inf if line["loss"] is None else -line["loss"]
+    if not by_divergence:
+        return Fitness(line["accuracy"], minus_loss)
+    divergence = line.get("divergence")
+    return Fitness(-math.inf if divergence is None else -divergence, minus_loss)
+
+
 def _mean_outcome(outcomes: list[Outcome]) -> Line:
     """Mean scores over all FLOPs targets, the accuracy at each, and the total time."""
     accuracies = [outcome.accuracy for outcome in outcomes]
     loss = sum(outcome.loss for outcome in outcomes) / len(outcomes)
     line: Line = {"accuracy": sum(accuracies) / len(accuracies), "loss": finite_or_none(loss)}
+    divergences = [o.divergence for o in outcomes if o.divergence is not None]
+    if divergences:
+        line["divergence"] = finite_or_none(sum(divergences) / len(divergences))
     if len(accuracies) > 1:
         line["each"] = accuracies
     for part in ("seconds", "adapt_seconds", "measure_seconds"):

@@ -194,5 +194,5 @@ def _is_identity(line: Line) -> bool:
 
 def _scores(line: Line) -> Line:
     """The scores in a candidate's journal line."""
-    keys = ("candidate", "accuracy", "each", "loss", "flops")
+    keys = ("candidate", "accuracy", "each", "loss", "divergence", "flops")
     return {key: line[key] for key in keys if key in line}

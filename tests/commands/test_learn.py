@@ -359,7 +359,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "candidates": (("--candidates", "0"), "--candidates must be at least 1"),
     "mutate": (("--mutate", "1.5"), "--mutate is a fraction"),
     "sigma": (("--sigma", "nan"), "--sigma must be positive"),
-    "fitness": (("--fitness", "loss"), "--fitness must be finetune or bn or none"),
+    "fitness": (("--fitness", "loss"), "--fitness must be finetune or bn or repair or none"),
     "start": (("--start", "zero"), "--start must be auto or identity or level or random"),
     "device": (("--device", "toaster"), "--device toaster: expected auto"),
     "no such gpu": (("--device", "cuda:9"), "--device cuda:9: torch finds"),

@@ -274,7 +274,7 @@ class Choosing(Random):
 def test_networks_that_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "benched.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    assert "pass their size with --input" in fails("bench", "random:resnet20", "--input", "1x32x32")
+    assert "pass its size with --input" in fails("bench", "random:resnet20", "--input", "1x32x32")
     assert "pass their size with --input" in fails("bench", "random:resnet20", "--input", "3x32")
     legr("bench", "random:benched:small", "--input", "3x16x16", *QUICK)  # half precision
     said = fails("bench", "random:benched:Random", "--input", "3x16x16", *QUICK)

@@ -30,6 +30,11 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "transposed, cropped": (nn.ConvTranspose2d(5, 7, 2, padding=1), (2, 5, 4, 6)),
     "transposed, one dimension": (nn.ConvTranspose1d(5, 7, 4, 2, 1), (2, 5, 6)),
     "transposed, three dimensions": (nn.ConvTranspose3d(5, 7, 2, 2), (2, 5, 2, 3, 4)),
+    "transposed, grouped": (
+        nn.ConvTranspose2d(6, 14, (3, 2), 2, groups=2, output_padding=1),
+        (2, 6, 4, 6),
+    ),
+    "transposed, depthwise": (nn.ConvTranspose2d(5, 10, 3, groups=5), (2, 5, 4, 6)),
     "linear": (nn.Linear(5, 7), (3, 5)),
     "linear, more dimensions": (nn.Linear(5, 7), (3, 4, 2, 5)),
 }
