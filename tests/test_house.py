@@ -18,7 +18,7 @@ PACKAGE = ROOT / "legr_cli"
 ROOMS = [
     *("version", "errors", "shapes", "targets", "settings", "files", "journal", "progress"),
     *("channels", "models", "flop_handles", "cost", "latency", "ranking", "cut", "pruning"),
-    *("data", "repair", "training", "search", "baselines", "deploy", "reports"),
+    *("data", "repairs", "training", "search", "baselines", "deploy", "reports"),
     *("commands", "cli", "__main__"),
 ]
 LONGEST, LONGEST_COMMAND = 60, 30  # lines of a body, without its docstring

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from legr_cli.training.inputs import Images
 
 NETWORK, IMAGES, PRUNING, HARDWARE = "Network", "Images", "Pruning", "Hardware"
-CANDIDATES, BOARD = "Candidate fitness", "Remote board"
+CANDIDATES, BOARD, REPAIR = "Candidate fitness", "Remote board", "Repair"
 Settings = TypeVar("Settings")
 
 

@@ -154,7 +154,7 @@ def evaluate_each(
             len(data.classes),
             flops,
             flops / _dense_flops(network, flops),
-            (f"preprocessed as {data.feed}", *described(data), *doubts(data)),
+            (f"preprocessed as {data.feed}", *described(data), *doubts(data), *_advice(network)),
         )
 
 
@@ -166,6 +166,16 @@ def _part(data: Data, split: str) -> Part:
     if part is None:
         raise DataError(f"{data.spec} has no test images: pass --split val")
     return part
+
+
+def _advice(network: Network) -> list[str]:
+    """What to do next with a network that was only cut."""
+    if network.kept is None or {"repaired", "training"} & network.notes.keys():
+        return []
+    return [
+        "legr neither repaired nor fine-tuned some of the pruned networks: legr "
+        "repair makes them usable at once, without labels"
+    ]
 
 
 def _dense_flops(network: Network, flops: int) -> int:
