@@ -27,7 +27,7 @@ RECIPES = {
         rest={"lr": 0.05, "schedule": "one-cycle", "warmup": 0.1},
     ),
     "repaired": Recipe(
-        "repaired, with a teacher",
+        "repaired networks",
         5,
         rest={"lr": 0.01, "schedule": "one-cycle", "warmup": 0.1},
     ),

@@ -279,7 +279,7 @@ def test_a_teacher_is_enough(weights: Path, pruned: Path, tmp_path: Path) -> Non
 
 
 def test_cut_repaired_tuned(weights: Path, tmp_path: Path) -> None:
-    """One step cuts and repairs as two commands do; tuning then starts from there, at a low rate."""
+    """One step cuts and repairs as two do; tuning starts from there, at a low rate."""
     cut, one, two, tuned = (tmp_path / f"{n}.safetensors" for n in ("cut", "one", "two", "tuned"))
     prune = ("prune", weights, *NET, "--flops", 0.3)
     legr(*prune, "--out", cut)
