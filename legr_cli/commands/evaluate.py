@@ -1,6 +1,7 @@
 """`legr evaluate`."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -55,6 +56,14 @@ def evaluate(
             help="Number of images per batch.",
         ),
     ] = 250,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Also write the results to this .json file, for legr report.",
+        ),
+    ] = None,
     normalize: options.Normalize = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
@@ -78,13 +87,14 @@ def evaluate(
 
       legr evaluate dense.pth --arch resnet56 --data cifar10:DIR
     """
-    from legr_cli.commands.evaluate_view import show_scores
+    from legr_cli.commands.evaluate_view import check_out, show_scores
     from legr_cli.commands.output import spinner
     from legr_cli.models.network import in_single_precision
     from legr_cli.models.peers import open_peers
     from legr_cli.shapes import parse_input
     from legr_cli.training.evaluate import evaluate_each
 
+    check_out(out)
     images = options.images_from(locals())
     names: list[str] = []  # in the order in which the networks are opened
     with spinner("loading") as update:
@@ -106,4 +116,5 @@ def evaluate(
             device=device,
         )
         scores = dict(zip(names, list(found), strict=True))
-    show_scores([(name, scores[name]) for name in networks], data, split, recalibrate, as_json)
+    rows = [(name, scores[name]) for name in networks]
+    show_scores(rows, data, split, recalibrate, as_json, out)

@@ -22,6 +22,7 @@ from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Task, finite_or_none, task_for
 
 SPLITS = ("test", "val")
+SCORES = "legr-scores"  # the format of what `legr evaluate --out` writes
 RECALIBRATION_STEPS = 8  # batches of 128 images for re-estimating BatchNorm statistics
 
 
