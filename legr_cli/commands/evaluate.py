@@ -60,6 +60,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
+            callback=options.json_file,
             show_default=False,
             help="Also write the results to this .json file, for legr report.",
         ),
@@ -87,14 +88,13 @@ def evaluate(
 
       legr evaluate dense.pth --arch resnet56 --data cifar10:DIR
     """
-    from legr_cli.commands.evaluate_view import check_out, show_scores
+    from legr_cli.commands.evaluate_view import show_scores
     from legr_cli.commands.output import spinner
     from legr_cli.models.network import in_single_precision
     from legr_cli.models.peers import open_peers
     from legr_cli.shapes import parse_input
     from legr_cli.training.evaluate import evaluate_each
 
-    check_out(out)
     images = options.images_from(locals())
     names: list[str] = []  # in the order in which the networks are opened
     with spinner("loading") as update:

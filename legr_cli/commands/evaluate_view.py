@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legr_cli.commands import output
-from legr_cli.errors import OutputError
-from legr_cli.files import require_folder, staged
+from legr_cli.files import staged
 from legr_cli.training.evaluate import SCORES
 from legr_cli.version import __version__
 
@@ -15,15 +14,6 @@ if TYPE_CHECKING:
     from legr_cli.training.evaluate import Evaluation
 
     Scores = list[tuple[str, Evaluation]]  # by file
-
-
-def check_out(out: Path | None) -> None:
-    """Raise before any work is done if the results cannot be written."""
-    if out is None:
-        return
-    require_folder(out)
-    if out.suffix != ".json" or out.is_dir():
-        raise OutputError(f"--out {out}: name a file that ends in .json")
 
 
 def show_scores(

@@ -31,6 +31,7 @@ from legr_cli.errors import SettingError
 from legr_cli.models.card import card_of
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import open_network
+from legr_cli.reports.collect import collect
 from legr_cli.training import resume
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.recipes import settings_of
@@ -334,6 +335,17 @@ def test_what_to_do_with_a_cut_network_is_said(weights: Path, tmp_path: Path) ->
     for path, count in ((cut, 1), (fixed, 0)):
         notes = json.loads(legr("evaluate", path, *TUNE, "--json"))["notes"]
         assert sum("neither repaired nor fine-tuned" in note for note in notes) == count
+    scores = tmp_path / "scores.json"
+    legr("evaluate", cut, fixed, *TUNE, "--out", scores)
+    written = json.loads(scores.read_text())
+    assert (written["format"], written["split"]) == ("legr-scores", "test")
+    [row, better] = written["scores"]
+    assert row["accuracy"] < better["accuracy"]
+    [net] = collect([tmp_path]).networks  # the cut one gave way to the repaired one
+    assert (net.file, net.stage) == (fixed, "repaired")
+    assert (net.cut, net.repaired) == (row["accuracy"], better["accuracy"])
+    said = fails("evaluate", cut, *TUNE, "--out", tmp_path / "scores.txt")
+    assert "name a file that ends in .json" in said
     out = ("--flops", 0.2, "--out", tmp_path / "x.safetensors")
     for option in (("--repair-images", 9), ("--normalize", "none"), ("--download",)):
         assert f"{option[0]} requires --repair" in fails("prune", weights, *NET, *out, *option)
@@ -518,6 +530,7 @@ def test_two_trainings_do_not_share_a_file(pruned: Path, tmp_path: Path) -> None
 
 FULL_DISK = """
 import resource, signal, sys
+from legr_cli.reports.collect import collect
 from legr_cli.training import resume
 from legr_cli.cli import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
