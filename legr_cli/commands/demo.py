@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from legr_cli.commands.progress import ProgressDisplay
 
 ARCH, BUDGETS, METHODS = "small_cifar", range(20, 90, 10), ("legr", "uniform")
+_WITHOUT_RESUME = {"repair", "evaluate", "bench"}  # they write everything at once, or nothing
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,11 @@ def stages() -> list[Stage]:
     train = "--data digits --recipe quick --epochs 12 --resume"
     search = "--fitness bn --flops 0.3 --candidates 100 --population 32 --sample 8 --resume"
     prune = "prune OUT/dense.safetensors --flops 0.2:0.8:0.1 --ranking"
-    tune = "--data digits --epochs 4 --resume"
+    dense = "--dense OUT/dense.safetensors"
+    tune = "--data digits --epochs 3 --teacher OUT/dense.safetensors --resume"
+    both = "OUT/legr/*.safetensors OUT/uniform/*.safetensors OUT/repaired/*/*.safetensors"
     tuning = (
-        f"finetune OUT/{method}/{ARCH}-flops{budget}.safetensors {tune} "
+        f"finetune OUT/repaired/{method}/{ARCH}-flops{budget}.safetensors {tune} "
         f"--out OUT/tuned/{method}-{budget}.safetensors"
         for method in METHODS
         for budget in BUDGETS
@@ -49,6 +52,11 @@ def stages() -> list[Stage]:
         "Prune uniformly to the same targets, for comparison": [
             f"{prune} uniform --out OUT/uniform"
         ],
+        "Repair them: a few images, no labels, no training": (
+            f"repair OUT/{method}/*.safetensors {dense} --data digits --out OUT/repaired/{method}"
+            for method in METHODS
+        ),
+        "Measure what repair is worth": [f"evaluate {both} --data digits --out OUT/scores.json"],
         "Fine-tune all fourteen networks": tuning,
         "Measure their latency": [
             "bench OUT/tuned/*.safetensors --against OUT/dense.safetensors --seconds 0.5 "
@@ -69,8 +77,8 @@ def demo(
     """Run the whole workflow on bundled data: a few minutes, nothing to download.
 
     Trains a small network on handwritten digits, learns a ranking, prunes to seven targets,
-    fine-tunes, measures, compares with uniform pruning, and writes a report. Each step is a legr
-    command, which the demo prints. If interrupted, run it again to continue.
+    repairs, fine-tunes, measures, compares with uniform pruning, and writes a report. Each step is
+    a legr command, which the demo prints. If interrupted, run it again to continue.
 
     Examples:
 
@@ -107,7 +115,8 @@ def _make_folders(out: Path) -> None:
     from legr_cli.files import check_folder
 
     check_folder(out, "demo.log")
-    (out / "tuned").mkdir(parents=True, exist_ok=True)
+    for folder in ("repaired", "tuned"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
 
 
 def _show_command(display: "ProgressDisplay", stage: Stage, out: Path) -> None:
@@ -130,7 +139,7 @@ def _run(legr: Any, words: list[str], log: IO[str], out: Path) -> None:
     """Run a legr command in this process; what it prints goes to the log."""
     log.write(f"\n$ {shlex.join(['legr', *words])}\n")
     log.flush()
-    if words[0] == "bench" and Path(words[-1]).exists():  # it has no --resume
+    if words[0] in _WITHOUT_RESUME and Path(words[-1]).exists():
         return
     with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         code = legr.main(words, prog_name="legr", standalone_mode=False)

@@ -31,21 +31,23 @@ def _as_json(net: "NetworkRecord") -> dict[str, Any]:
         "flops": net.flops,
         "flops_share": net.share,
         "accuracy": net.accuracy,
+        "cut": net.cut,
+        "repaired": net.repaired,
         "ms": net.latencies[0].ms if net.latencies else None,
     }
 
 
 def _table(networks: "list[NetworkRecord]") -> "Table":
     """One row per network."""
-    columns = ("network", "FLOPs", "of dense", "test accuracy", "ms", "of dense")
-    table = output.table("Results", *columns, left=("network",))
+    columns = ("network", "FLOPs", "of dense", "cut", "repaired", "tuned", "ms", "of dense")
+    table = output.table("Test accuracy, FLOPs and latency", *columns, left=("network",))
     for net in networks:
         latency = net.latencies[0] if net.latencies else None
         table.add_row(
             net.label,
             output.format_count(net.flops or 0),
             f"{net.share or 0:.1%}",
-            "" if net.accuracy is None else f"{net.accuracy:.2%}",
+            *("" if it is None else f"{it:.1%}" for it in (net.cut, net.repaired, net.accuracy)),
             "" if latency is None else f"{latency.ms:.3g}",
             "" if latency is None else f"{latency.ratio:.1%}",
         )

@@ -1,6 +1,7 @@
 """`legr evaluate`."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -55,6 +56,15 @@ def evaluate(
             help="Number of images per batch.",
         ),
     ] = 250,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            callback=options.json_file,
+            show_default=False,
+            help="Also write the results to this .json file, for legr report.",
+        ),
+    ] = None,
     normalize: options.Normalize = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
@@ -106,4 +116,5 @@ def evaluate(
             device=device,
         )
         scores = dict(zip(names, list(found), strict=True))
-    show_scores([(name, scores[name]) for name in networks], data, split, recalibrate, as_json)
+    rows = [(name, scores[name]) for name in networks]
+    show_scores(rows, data, split, recalibrate, as_json, out)

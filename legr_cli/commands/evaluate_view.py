@@ -1,9 +1,13 @@
 """Output of `legr evaluate`: a table of scores, or JSON."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legr_cli.commands import output
+from legr_cli.files import staged
+from legr_cli.training.evaluate import SCORES
 from legr_cli.version import __version__
 
 if TYPE_CHECKING:
@@ -12,17 +16,31 @@ if TYPE_CHECKING:
     Scores = list[tuple[str, Evaluation]]  # by file
 
 
-def show_scores(scores: "Scores", data: str, split: str, recalibrated: bool, as_json: bool) -> None:
-    """Print the scores to stdout, as a table or JSON; notes go to stderr."""
+def show_scores(
+    scores: "Scores",
+    data: str,
+    split: str,
+    recalibrated: bool,
+    as_json: bool,
+    out: Path | None = None,
+) -> None:
+    """Print the scores to stdout, as a table or JSON, and write them; notes go to stderr."""
     notes = list(dict.fromkeys(note for _, score in scores for note in score.notes))
     if recalibrated:
         notes.append("BatchNorm statistics were re-estimated, for dense networks as well")
+    about = {"legr": __version__, "data": data, "split": split, "notes": notes}
+    found = {**about, "scores": [_as_json(*score) for score in scores]}
+    if out is not None:
+        with staged() as files:
+            kind = {"format": SCORES, "version": 1, "recalibrated": recalibrated}
+            files.file(out).write_text(json.dumps({**kind, **found}) + "\n", encoding="utf-8")
     if as_json:
-        about = {"legr": __version__, "data": data, "split": split, "notes": notes}
-        output.print_json({**about, "scores": [_as_json(*score) for score in scores]})
+        output.print_json(found)
         return
     output.print_table(output.console(stderr=False), _table(scores, data, split))
     output.print_notes(*notes)
+    if out is not None:
+        output.print_result(out)
 
 
 def _as_json(file: str, score: "Evaluation") -> dict[str, Any]:

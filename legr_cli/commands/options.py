@@ -2,18 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from legr_cli.errors import SettingError
+from legr_cli.errors import OutputError, SettingError
 from legr_cli.search.fitness import FITNESS
 
 if TYPE_CHECKING:
     from legr_cli.training.inputs import Images
 
 NETWORK, IMAGES, PRUNING, HARDWARE = "Network", "Images", "Pruning", "Hardware"
-CANDIDATES, BOARD = "Candidate fitness", "Remote board"
+CANDIDATES, BOARD, REPAIR = "Candidate fitness", "Remote board", "Repair"
 Settings = TypeVar("Settings")
 
 
@@ -72,6 +73,17 @@ def within(name: str, least: int, most: int) -> Callable[[int | None], int | Non
         return value
 
     return check
+
+
+def json_file(out: Path | None) -> Path | None:
+    """A callback that sees, before any work is done, that --out can be written."""
+    from legr_cli.files import require_folder
+
+    if out is not None:
+        require_folder(out)
+        if out.suffix != ".json" or out.is_dir():
+            raise OutputError(f"--out {out}: name a file that ends in .json")
+    return out
 
 
 Checkpoint = Annotated[

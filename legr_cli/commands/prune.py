@@ -8,8 +8,10 @@ import typer
 
 from legr_cli.commands import options
 from legr_cli.commands.options import setting
+from legr_cli.errors import SettingError
 
 if TYPE_CHECKING:
+    from legr_cli.deploy.prune_files import RepairData
     from legr_cli.targets import Target
 
 _TARGET = "Target"
@@ -65,6 +67,21 @@ def prune(
     align: options.Align = "auto",
     keep: options.Keep = None,
     min_keep: options.LayerMinKeep = None,
+    repair: Annotated[
+        str | None,
+        setting(
+            options.REPAIR,
+            "SPEC",
+            "Repair the pruned networks with these images, without labels, as legr repair does: "
+            "images:DIR, or a dataset as for legr repair --data.",
+        ),
+    ] = None,
+    repair_images: Annotated[
+        int | None,
+        setting(options.REPAIR, "N", "Number of images to use at most.", "512"),
+    ] = None,
+    normalize: options.Normalize = None,
+    download: options.Download = False,
     onnx: Annotated[
         bool,
         typer.Option("--onnx", help="Also export each network to ONNX and compare it with torch."),
@@ -87,11 +104,11 @@ def prune(
     module: options.Module = "",
     as_json: options.Json = False,
 ) -> None:
-    """Prune a network to one or more targets: offline, without data, in seconds.
+    """Prune a network to one or more targets: offline, in seconds, and without data.
 
     FLOPs are counted by fvcore (one multiply-add counts as one) and never exceed the target. Each
     pruned network is verified: its output must match that of the dense network with the removed
-    channels masked.
+    channels masked. With --repair, a few images then make it usable at once.
 
     Examples:
 
@@ -102,6 +119,8 @@ def prune(
       legr prune dense.safetensors --ranking r.json --flops 0.4,0.5 --out nets
 
       legr prune torchvision:mobilenet_v2 --latency 0.5 --out fast.safetensors
+
+      legr prune torchvision:resnet50 --flops 0.7 --repair images:DIR --out usable.safetensors
     """
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.progress import ProgressDisplay
@@ -124,6 +143,7 @@ def prune(
             ranking=ranking,
             align=align,
             min_keep=parse_min_keep(min_keep or (), keep or ()),
+            repair=_repair_data(repair, repair_images, normalize, download),
             onnx=onnx,
             batch=batch,
             ssh=ssh,
@@ -132,6 +152,23 @@ def prune(
             progress=display.report,
         )
     show_pruned(result, as_json)
+
+
+def _repair_data(
+    data: str | None, images: int | None, normalize: str | None, download: bool
+) -> "RepairData | None":
+    """What to repair with, from --repair and the options that need it."""
+    from legr_cli.deploy.prune_files import RepairData
+    from legr_cli.settings import Repair
+
+    if data is not None:
+        settings = Repair() if images is None else Repair(images=images)
+        return RepairData(data, settings, normalize, download)
+    given = {"--repair-images": images, "--normalize": normalize, "--download": download or None}
+    for option, value in given.items():
+        if value is not None:
+            raise SettingError(f"{option} requires --repair")
+    return None
 
 
 def _targets(**given: list[str] | None) -> "tuple[Target, ...]":

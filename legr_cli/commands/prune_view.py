@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from legr_cli.commands import output
 from legr_cli.commands.export_view import verification_note
+from legr_cli.commands.repair_view import repair_json
 from legr_cli.shapes import shapes_json, shapes_text
 from legr_cli.version import __version__
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from legr_cli.deploy.prune_files import PrunedFile, PrunedFiles
     from legr_cli.pruning import Analysis
     from legr_cli.settings import Prune
+
+_SEVERAL = ("these networks are", "them")
 
 
 def show_pruned(result: "PrunedFiles", as_json: bool) -> None:
@@ -70,6 +73,8 @@ def _row(result: "PrunedFiles", written: "PrunedFile") -> dict[str, Any]:
         row["latency"] = asdict(pruned.timing)
     if (onnx := written.onnx) is not None:
         row["onnx"] = {"file": str(onnx.file), "difference": onnx.difference, "opset": onnx.opset}
+    if (repair := written.repair) is not None:
+        row["repair"] = repair_json(repair)
     row["seconds"] = written.seconds
     return row | {f"{what}_share": share for what, share in _shares(result, written).items()}
 
@@ -122,12 +127,32 @@ def _notes(result: "PrunedFiles") -> list[str]:
     exported = [written.onnx for written in result.files if written.onnx is not None]
     if exported:
         notes.append(verification_note(exported))
+    notes += _repair_notes(result)
     if analysis.network.kept is not None:
         notes.append("this network was already pruned: shares refer to its current size")
     held = {pin.layer for pin in analysis.units.pins if pin.reason != "the network's output"}
     if held:
         layers = "1 layer has" if len(held) == 1 else f"{len(held)} layers have"
         notes.append(f"{layers} pinned channels: legr inspect shows why")
+    return notes
+
+
+def _repair_notes(result: "PrunedFiles") -> list[str]:
+    """What the repair was worth, or how to repair."""
+    notes = []
+    for written in result.files:
+        if (repair := written.repair) is not None:
+            verdict = "repaired" if repair.helped else "not repaired"
+            notes.append(
+                f"{written.pruned.target}: {verdict} with {repair.images} images; divergence from "
+                f"the dense network on those held out: {repair.before:.4g} → {repair.after:.4g}"
+            )
+    smaller = (written.pruned.flops < result.analysis.flops for written in result.files)
+    if not notes and any(smaller):
+        which, them = ("this network is", "it") if len(result.files) == 1 else _SEVERAL
+        exported = any(written.onnx is not None for written in result.files)
+        how = "legr prune --repair SPEC" if exported else "legr repair"
+        notes.append(f"{which} not repaired: {how} makes {them} usable at once, without labels")
     return notes
 
 

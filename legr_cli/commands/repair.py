@@ -7,8 +7,6 @@ import typer
 
 from legr_cli.commands import options
 
-_REPAIR = "Repair"
-
 
 def repair(
     networks: Annotated[
@@ -40,13 +38,15 @@ def repair(
     ],
     images: Annotated[
         int,
-        typer.Option(metavar="N", rich_help_panel=_REPAIR, help="Number of images to use at most."),
+        typer.Option(
+            metavar="N", rich_help_panel=options.REPAIR, help="Number of images to use at most."
+        ),
     ] = 512,
     ridge: Annotated[
         float,
         typer.Option(
             metavar="WEIGHT",
-            rich_help_panel=_REPAIR,
+            rich_help_panel=options.REPAIR,
             help="Weight of the squared change of each layer, relative to the mean square of its "
             "inputs. Larger values change less; with few images, 1 may do better.",
         ),
@@ -54,7 +54,7 @@ def repair(
     seed: Annotated[
         int,
         typer.Option(
-            metavar="N", rich_help_panel=_REPAIR, help="Random seed that chooses the images."
+            metavar="N", rich_help_panel=options.REPAIR, help="Random seed that chooses the images."
         ),
     ] = 0,
     normalize: options.Normalize = None,

@@ -8,12 +8,18 @@ from legr_cli.version import __version__
 
 if TYPE_CHECKING:
     from legr_cli.repairs.files import RepairedFile
+    from legr_cli.repairs.repair import RepairResult
 
 
 def show_repaired(written: "list[RepairedFile]", as_json: bool) -> None:
     """Print the table and the files to stdout and notes to stderr, or everything as JSON."""
     if as_json:
-        output.print_json({"legr": __version__, "repaired": [_as_json(row) for row in written]})
+        output.print_json(
+            {
+                "legr": __version__,
+                "repaired": [{"file": str(row.file), **repair_json(row.result)} for row in written],
+            }
+        )
         return
     columns = ("network", "images", "layers", "divergence before", "after", "")
     table = output.table("", *columns, left=("network", ""))
@@ -36,11 +42,9 @@ def show_repaired(written: "list[RepairedFile]", as_json: bool) -> None:
         output.print_result(row.file)
 
 
-def _as_json(row: "RepairedFile") -> dict[str, Any]:
-    """What became of one network."""
-    result = row.result
+def repair_json(result: "RepairResult") -> dict[str, Any]:
+    """What became of one network, as JSON data."""
     return {
-        "file": str(row.file),
         "helped": result.helped,
         "divergence": {
             "before": _finite(result.before),

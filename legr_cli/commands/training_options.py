@@ -1,6 +1,7 @@
 """Options of `legr finetune` that describe the training, and the settings that they make."""
 
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,8 +27,8 @@ Recipe = Annotated[
     setting(
         _RECIPE,
         "NAME",
-        "Training recipe: quick, cifar, cifar10-long, imagenet, birds or cifar-train.",
-        "quick; cifar-train from scratch",
+        "Training recipe: quick, repaired, cifar, cifar10-long, imagenet, birds or cifar-train.",
+        "quick; repaired for repaired networks with a --teacher; cifar-train from scratch",
     ),
 ]
 ShowRecipes = Annotated[
@@ -179,19 +180,29 @@ BnRecalibrate = Annotated[
 def training_settings(given: dict[str, Any]) -> "Training":
     """The recipe's settings, with what the options override."""
     from legr_cli.settings import parse_drops
-    from legr_cli.training.recipes import settings_of
+    from legr_cli.training.recipes import default_recipe, settings_of
 
     _check(given)
     overrides = {name: given[name] for name in _overrides() if given[name] is not None}
     if "drops" in overrides:
         overrides["drops"] = parse_drops(overrides["drops"])
-    recipe = given["recipe"] or ("cifar-train" if given["checkpoint"] is None else "quick")
+    recipe = given["recipe"] or default_recipe(_notes(given["checkpoint"]), bool(given["teacher"]))
     settings = settings_of(recipe, **overrides, amp=given["amp"], seed=given["seed"])
     if given["all_images"] and settings.patience:
         raise SettingError(
             "--all-images leaves no validation images for early stopping: pass --patience 0"
         )
     return settings
+
+
+def _notes(checkpoint: str | None) -> dict[str, Any] | None:
+    """The notes of the network to train: empty where its file has none, None without a file."""
+    from legr_cli.models.card import read_notes
+
+    if checkpoint is None:
+        return None
+    path = Path(checkpoint)
+    return read_notes(path) if path.suffix == ".safetensors" and path.is_file() else {}
 
 
 def _overrides() -> list[str]:

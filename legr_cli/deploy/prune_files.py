@@ -1,4 +1,4 @@
-"""Prune a network to several targets, latencies included, and write the results to files."""
+"""Prune a network to several targets, latencies included, repair the results and write them."""
 
 import contextlib
 import re
@@ -16,8 +16,20 @@ from legr_cli.models.network import Network, write_network
 from legr_cli.progress import Report, Status, silent
 from legr_cli.pruning import Analysis, Pruned, analyze, apply_plans, plans, resolve_ranking
 from legr_cli.ranking import Ranking
-from legr_cli.settings import LayerShares, Prune, parse_align
+from legr_cli.repairs.pictures import Pictures, choose_pictures
+from legr_cli.repairs.repair import RepairResult, repair_network
+from legr_cli.settings import LayerShares, Prune, Repair, parse_align
 from legr_cli.targets import Target
+
+
+@dataclass(frozen=True)
+class RepairData:
+    """What to repair pruned networks with."""
+
+    data: str  # a SPEC
+    settings: Repair
+    normalize: str | None = None
+    download: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,7 @@ class PrunedFile:
     bytes: int
     seconds: float
     onnx: Exported | None
+    repair: RepairResult | None = None  # without the module as well
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,7 @@ def prune_files(
     ranking: str | None = None,
     align: str = "auto",
     min_keep: tuple[float, LayerShares] = (0.1, ()),
+    repair: RepairData | None = None,
     onnx: bool = False,
     batch: int | None = None,
     ssh: str | None = None,
@@ -56,12 +70,17 @@ def prune_files(
     command: str | None = None,
     progress: Report = silent,
 ) -> PrunedFiles:
-    """Prune to every target and write the networks; on failure, nothing is written."""
+    """Prune to every target, repair and write the networks; on failure, nothing is written."""
     timed = any(target.kind.timed for target in targets)
     if batch is not None and not onnx:
         raise SettingError("--batch requires --onnx")
     if ssh is not None and not timed:
         raise SettingError("--ssh requires a --latency target")
+    if repair is not None and network.kept is not None:
+        raise SettingError(
+            "--repair needs the dense network, and this one was already pruned: prune without it, "
+            "then legr repair FILE --dense CHECKPOINT"
+        )
     with contextlib.ExitStack() as stack:
         board = stack.enter_context(Board(place_for(ssh, python))) if timed else None
         cpu = None if board is None else board.device["kernels"]
@@ -83,10 +102,13 @@ def prune_files(
         written, start = list[PrunedFile](), time.perf_counter()
         with staged() as files:
             for pruned in apply_plans(analysis, resolved, settings, chosen, clock):
-                written.append(_write(files, pruned, out, onnx, batch, command, start))
+                result = None
+                if repair is not None and pruned.flops < analysis.flops:
+                    result = _repaired(pruned, network, repair, progress)
+                written.append(_write(files, pruned, result, out, onnx, batch, command, start))
                 start = time.perf_counter()
                 progress(Status(f"{len(written)} of {len(chosen)} networks pruned"))
-                del pruned  # free its memory before the next network
+                del pruned, result  # free their memory before the next network
     return PrunedFiles(analysis, settings, resolved, tuple(written))
 
 
@@ -110,6 +132,22 @@ def check_out(out: Path, checkpoint: str, targets: int) -> None:
     require_folder(out)
 
 
+def _repaired(pruned: Pruned, dense: Network, repair: RepairData, progress: Report) -> RepairResult:
+    """Repair a network that was just pruned, as `legr repair` does with its file."""
+
+    def pictures(of: Network) -> Pictures:
+        return choose_pictures(
+            of,
+            repair.data,
+            repair.settings.images,
+            repair.settings.seed,
+            repair.normalize,
+            repair.download,
+        )
+
+    return repair_network(pruned.network, dense, pictures, repair.settings, progress)
+
+
 def _path(files: Staged, out: Path, pruned: Pruned) -> Path:
     """The file to write: `out` itself, or one in the folder `out`."""
     if out.suffix == ".safetensors" and not out.is_dir():
@@ -122,6 +160,7 @@ def _path(files: Staged, out: Path, pruned: Pruned) -> Path:
 def _write(
     files: Staged,
     pruned: Pruned,
+    repair: RepairResult | None,
     out: Path,
     onnx: bool,
     batch: int | None,
@@ -129,12 +168,14 @@ def _write(
     start: float,
 ) -> PrunedFile:
     """Write one network and, if `onnx`, its ONNX file."""
-    path, network = _path(files, out, pruned), pruned.network
+    path, network = _path(files, out, pruned), (repair or pruned).network
     if command is not None:
         network = replace(network, notes=with_command(network.notes, command))
     temporary = files.file(path)
     write_network(network, temporary)
     size, onnx_path = temporary.stat().st_size, path.with_suffix(".onnx")
     exported = export_network(network, onnx_path, files.file(onnx_path), batch) if onnx else None
-    record = replace(pruned, network=replace(network, model=None))  # type: ignore[arg-type]
-    return PrunedFile(path, record, size, round(time.perf_counter() - start, 3), exported)
+    bare = replace(network, model=None)  # type: ignore[arg-type]
+    record = None if repair is None else replace(repair, network=bare)
+    seconds = round(time.perf_counter() - start, 3)
+    return PrunedFile(path, replace(pruned, network=bare), size, seconds, exported, record)

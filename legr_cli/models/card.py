@@ -184,5 +184,6 @@ def unwrap(model: Any) -> nn.Module:
 
 def without_results(card: Card) -> Card:
     """The card of a network made from this one: what it reached no longer applies."""
-    stays = {key: note for key, note in card.notes.items() if key not in ("training", "latency")}
+    results = ("repaired", "training", "latency")
+    stays = {key: note for key, note in card.notes.items() if key not in results}
     return replace(card, notes=stays)

@@ -15,6 +15,7 @@ from legr_cli.reports.reading import (
     network_record,
     read_comparisons,
     read_json,
+    read_scores,
     search_record,
 )
 from legr_cli.reports.records import (
@@ -25,17 +26,18 @@ from legr_cli.reports.records import (
     ReportData,
     SearchRecord,
 )
+from legr_cli.training.evaluate import SCORES
 
 
 def collect(paths: Iterable[Path]) -> ReportData:
     """Read result files, and all result files in folders.
 
     A file that the user named must be readable; others in a folder are skipped if they are not.
-    A fine-tuned network replaces the pruned one that it was made from.
+    A fine-tuned network replaces the pruned one that it was made from, and so does a repaired one.
     """
     files = _find_files(paths)
     comparisons = read_comparisons(path for path, _ in files if path.name == "compare.json")
-    cards, benches, searches = _read_files(files, comparisons)
+    cards, benches, searches, scores = _read_files(files, comparisons)
     networks = [network_record(path, card, cards.values()) for path, card in cards.items()]
     if not (networks or benches or searches or comparisons):
         raise ReportError(
@@ -43,6 +45,7 @@ def collect(paths: Iterable[Path]) -> ReportData:
         )
     networks += _benched_dense(networks, benches)
     networks = [_with_latencies(network, benches) for network in networks]
+    networks = _with_earlier_stages(networks, scores)
     if len({network.arch for network in networks}) > 1:
         networks = [replace(network, prefix=f"{network.arch} ") for network in networks]
     order = {"dense": 0, "legr": 1}
@@ -67,11 +70,12 @@ def _find_files(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
 
 def _read_files(
     files: list[tuple[Path, bool]], comparisons: list[Comparison]
-) -> tuple[dict[Path, Card], list[BenchRecord], list[SearchRecord]]:
-    """Read network cards (by file), measurements and searches."""
+) -> tuple[dict[Path, Card], list[BenchRecord], list[SearchRecord], dict[Path, float]]:
+    """Read network cards (by file), measurements, searches and test accuracies (by file)."""
     cards: dict[Path, Card] = {}
     benches: list[BenchRecord] = []
     searches: list[SearchRecord] = []
+    scores: dict[Path, float] = {}
     for path, named in files:
         if not named and any(comparison.covers(path) for comparison in comparisons):
             continue
@@ -85,6 +89,8 @@ def _read_files(
                 benches.append(bench_record(check_bench(path, data)))
             elif kind == RANKING:
                 searches.append(search_record(path, data))
+            elif kind == SCORES:
+                scores |= read_scores(path, data)
             elif named and kind != COMPARISON:
                 raise ReportError(
                     f"{path} is not a network, ranking, measurement or comparison written by legr"
@@ -92,7 +98,7 @@ def _read_files(
         except LegrError:
             if named:
                 raise
-    return cards, benches, searches
+    return cards, benches, searches, scores
 
 
 def _benched_dense(
@@ -119,11 +125,36 @@ def _with_latencies(network: NetworkRecord, benches: list[BenchRecord]) -> Netwo
 
 
 def _without_untuned(networks: list[NetworkRecord]) -> list[NetworkRecord]:
-    """Leave out networks of which there is a fine-tuned version, by method, arch and FLOPs."""
-    tuned = {(n.method, n.arch, n.flops) for n in networks if n.accuracy is not None}
+    """Leave out networks that were fine-tuned later, and cut ones that were repaired later."""
+    tuned = {_budget(n) for n in networks if n.accuracy is not None}
+    repaired = {_budget(n) for n in networks if n.stage == "repaired"}
+    later = {"cut": tuned | repaired, "repaired": tuned}
     return [
         network
         for network in networks
-        if network.accuracy is not None
-        or (network.method, network.arch, network.flops) not in tuned
+        if network.accuracy is not None or _budget(network) not in later.get(network.stage, tuned)
     ]
+
+
+def _with_earlier_stages(
+    networks: list[NetworkRecord], scores: dict[Path, float]
+) -> list[NetworkRecord]:
+    """Add the test accuracies that each network had when it was cut and when it was repaired."""
+    found = {
+        (_budget(network), network.stage): scores[file]
+        for network in networks
+        if (file := network.file.resolve()) in scores
+    }
+    return [
+        replace(
+            network,
+            cut=found.get((_budget(network), "cut")),
+            repaired=found.get((_budget(network), "repaired")),
+        )
+        for network in networks
+    ]
+
+
+def _budget(network: NetworkRecord) -> tuple[str, str, int | None]:
+    """What the stages of one network have in common."""
+    return network.method, network.arch, network.flops

@@ -92,6 +92,8 @@ def _table(networks: list[NetworkRecord], folder: Path) -> str:
     columns: dict[str, list[float | None]] = {
         "FLOPs, M": [net.flops and net.flops / 1e6 for net in networks],
         "% of dense": [net.share and 100 * net.share for net in networks],
+        "cut, %": [_percent(net.cut) for net in networks],
+        "repaired, %": [_percent(net.repaired) for net in networks],
         "test accuracy, %": [_percent(net.accuracy) for net in networks],
         "before fine-tuning (validation), %": [_percent(net.before) for net in networks],
     }

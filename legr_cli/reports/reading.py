@@ -130,6 +130,7 @@ def network_record(path: Path, card: Card, peers: Iterable[Card]) -> NetworkReco
         params=_count(_object(notes.get("params")).get("after")),
         accuracy=_share(_object(training.get("test")).get("accuracy")),
         before=_share(_object(training.get("before")).get("accuracy")) if kept else None,
+        stage=_stage(card),
         target=_share(_object(notes.get("target")).get("flops")),
         widths={
             name: (len(channels), _count(widths[name]) or len(channels))
@@ -139,6 +140,29 @@ def network_record(path: Path, card: Card, peers: Iterable[Card]) -> NetworkReco
         commands=[str(c) for c in commands] if isinstance(commands, list) else [],
         made_with={name: str(version) for name, version in versions.items() if version},
     )
+
+
+def _stage(card: Card) -> str:
+    """The last thing that was done to a network."""
+    if card.kept is None:
+        return "dense"
+    done = (("tuned", "training"), ("repaired", "repaired"))
+    return next((stage for stage, note in done if note in card.notes), "cut")
+
+
+def read_scores(path: Path, data: JsonObject) -> dict[Path, float]:
+    """Test accuracies that `legr evaluate` wrote, by file."""
+    rows = data.get("scores")
+    if not isinstance(rows, list):
+        raise ReportError(f"{path} is damaged: it has no scores; evaluate the networks again")
+    if data.get("split") != "test" or data.get("recalibrated"):
+        return {}
+    found = ((_object(row).get("file"), _share(_object(row).get("accuracy"))) for row in rows)
+    return {
+        Path(file).resolve(): accuracy
+        for file, accuracy in found
+        if isinstance(file, str) and accuracy is not None
+    }
 
 
 def read_comparisons(paths: Iterable[Path]) -> list[Comparison]:

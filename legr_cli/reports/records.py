@@ -28,6 +28,9 @@ class NetworkRecord:
     params: int | None
     accuracy: float | None = None  # on the test images
     before: float | None = None  # on the validation images, before fine-tuning
+    stage: str = "dense"  # "cut", "repaired" or "tuned"
+    cut: float | None = None  # accuracy on the test images when it was cut, from legr evaluate …
+    repaired: float | None = None  # … and when it was repaired
     widths: dict[str, tuple[int, int]] = field(default_factory=dict)  # layer: (kept, dense)
     commands: list[str] = field(default_factory=list)
     made_with: dict[str, str] = field(default_factory=dict)

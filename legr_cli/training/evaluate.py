@@ -22,6 +22,7 @@ from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Task, finite_or_none, task_for
 
 SPLITS = ("test", "val")
+SCORES = "legr-scores"  # the format of what `legr evaluate --out` writes
 RECALIBRATION_STEPS = 8  # batches of 128 images for re-estimating BatchNorm statistics
 
 
@@ -154,7 +155,7 @@ def evaluate_each(
             len(data.classes),
             flops,
             flops / _dense_flops(network, flops),
-            (f"preprocessed as {data.feed}", *described(data), *doubts(data)),
+            (f"preprocessed as {data.feed}", *described(data), *doubts(data), *_advice(network)),
         )
 
 
@@ -166,6 +167,16 @@ def _part(data: Data, split: str) -> Part:
     if part is None:
         raise DataError(f"{data.spec} has no test images: pass --split val")
     return part
+
+
+def _advice(network: Network) -> list[str]:
+    """What to do next with a network that was only cut."""
+    if network.kept is None or {"repaired", "training"} & network.notes.keys():
+        return []
+    return [
+        "legr neither repaired nor fine-tuned some of the pruned networks: legr "
+        "repair makes them usable at once, without labels"
+    ]
 
 
 def _dense_flops(network: Network, flops: int) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 from legr_cli.errors import SettingError
 from legr_cli.files import out_or_temporary
 from legr_cli.journal import Line
-from legr_cli.models.card import with_command
+from legr_cli.models.card import card_of, unwrap, with_command
 from legr_cli.models.network import Network, as_network
 from legr_cli.progress import Report, Status, interruptible, silent
 from legr_cli.settings import Pictures, Training, given
@@ -27,7 +27,7 @@ from legr_cli.training.inputs import (
 )
 from legr_cli.training.loop import has_running_stats
 from legr_cli.training.process_group import process_group
-from legr_cli.training.recipes import settings_of
+from legr_cli.training.recipes import default_recipe, settings_of
 from legr_cli.training.reporting import training_callbacks
 from legr_cli.training.result import train_to_end
 from legr_cli.training.resume import RunFiles, open_record, run_key
@@ -58,7 +58,7 @@ def finetune(
     model: nn.Module,
     data: Any,
     *,
-    recipe: str = "quick",
+    recipe: str | None = None,
     epochs: int | None = None,
     lr: float | None = None,
     batch_size: int | None = None,
@@ -91,7 +91,8 @@ def finetune(
         data: A SPEC such as `"cifar10:DIR"`, a DataLoader, a pair of tensors, or an iterable of
             `(images, targets)`. From a DataLoader, legr takes the dataset, the `collate_fn` and
             the number of workers; it draws the batches itself, so that runs can be resumed.
-        recipe: Name of a recipe (`legr finetune --recipes` lists them).
+        recipe: Name of a recipe (`legr finetune --recipes` lists them). None is `"repaired"` for a
+            repaired network with a teacher, and `"quick"` otherwise.
         epochs: Number of epochs, instead of the recipe's.
         lr: Peak learning rate, instead of the recipe's.
         batch_size: Images per batch, instead of the recipe's.
@@ -132,7 +133,12 @@ def finetune(
         >>> tuned = legr_cli.finetune(smaller, loader, teacher=dense, epochs=10)
     """
     overrides = given(epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
-    planned = replace(settings, **overrides) if settings else settings_of(recipe, **overrides)
+    if settings is None:
+        card = card_of(unwrap(model))
+        usual = default_recipe({} if card is None else card.notes, teacher is not None)
+        planned = settings_of(recipe or usual, **overrides)
+    else:
+        planned = replace(settings, **overrides)
     with out_or_temporary(out, "network.safetensors", resume, force) as path:
         images = as_images(
             data,

@@ -26,6 +26,11 @@ RECIPES = {
         5,
         rest={"lr": 0.05, "schedule": "one-cycle", "warmup": 0.1},
     ),
+    "repaired": Recipe(
+        "repaired networks",
+        5,
+        rest={"lr": 0.01, "schedule": "one-cycle", "warmup": 0.1},
+    ),
     "cifar": Recipe(
         "pruned CIFAR networks",
         60,
@@ -58,6 +63,14 @@ RECIPES = {
         rest={"lr": 0.1, "drop_by": 5.0},
     ),
 }
+
+
+def default_recipe(notes: dict[str, Any] | None, taught: bool) -> str:
+    """The recipe for a network with these notes (None: trained from scratch) if none is named."""
+    if notes is None:
+        return "cifar-train"
+    # a repaired network is close to the dense one: a high rate would take it away again
+    return "repaired" if taught and "repaired" in notes else "quick"
 
 
 def settings_of(name: str, **given: Any) -> Training:

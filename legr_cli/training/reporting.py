@@ -66,6 +66,7 @@ def _opening_messages(
         )
     messages = [
         f"{setup.network.arch} on {images}, preprocessed as {data.feed}",
+        f"recipe {settings.recipe}: {settings.epochs} epochs, learning rate {settings.lr:g}",
         *described(data, training=True),
         *doubts(data),
     ]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import digits_net
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from pictures import paint
@@ -27,8 +28,10 @@ import legr_cli
 from legr_cli.cli import app
 from legr_cli.data.dataset import open_data
 from legr_cli.errors import SettingError
+from legr_cli.models.card import card_of
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import open_network
+from legr_cli.reports.collect import collect
 from legr_cli.training import resume
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.recipes import settings_of
@@ -276,6 +279,81 @@ def test_a_teacher_is_enough(weights: Path, pruned: Path, tmp_path: Path) -> Non
     assert notes["teacher_sha256"] == fingerprint(dense.model)
 
 
+def test_cut_repaired_tuned(weights: Path, tmp_path: Path) -> None:
+    """One step cuts and repairs as two do; tuning starts from there, at a low rate."""
+    cut, one, two, tuned = (tmp_path / f"{n}.safetensors" for n in ("cut", "one", "two", "tuned"))
+    prune = ("prune", weights, *NET, "--flops", 0.3)
+    legr(*prune, "--out", cut)
+    few = ("--repair", "digits", "--repair-images", 60)
+    said = json.loads(legr(*prune, *few, "--onnx", "--out", one, "--json"))["pruned"][0]
+    dense = ("--dense", weights, "--arch", "digits_net:build", "--data", "digits")
+    legr("repair", cut, *dense, "--images", 60, "--out", two)
+    assert same(tensors(one), tensors(two))
+    assert not same(tensors(one), tensors(cut))
+    notes = [open_network(str(path), "digits_net:build").notes for path in (one, two)]
+    assert notes[0]["repaired"] == notes[1]["repaired"]
+    assert said["repair"]["divergence"]["after"] < said["repair"]["divergence"]["before"]
+    session = onnxruntime.InferenceSession(said["onnx"]["file"])
+    x = torch.rand(2, 3, 32, 32)
+    model = legr_cli.load(two, arch="digits_net:build")
+    assert (
+        np.abs(session.run(None, {"images": x.numpy()})[0] - model(x).detach().numpy()).max() < 1e-4
+    )
+    epoch = ("--epochs", 1, "--out", tuned)
+    result = runner.invoke(
+        app, list(map(str, ["finetune", one, *TUNE, "--teacher", weights, *epoch]))
+    )
+    assert "recipe repaired: 1 epochs, learning rate 0.01" in result.stderr
+    after = open_network(str(tuned), "digits_net:build").notes
+    assert after["training"]["settings"]["recipe"] == "repaired"
+    assert after["repaired"] == notes[0]["repaired"]
+    assert [line.split()[1] for line in after["commands"]] == ["prune", "finetune"]
+    assert "would undo that" in fails("repair", tuned, *dense, "--out", tmp_path / "x.safetensors")
+    legr("finetune", one, *TUNE, *epoch, "--force")  # no teacher
+    assert lines(tuned)[0]["settings"]["recipe"] == "quick"
+    network = legr_cli.load(one, arch="digits_net:build")
+    teacher = open_network(str(weights), "digits_net:build").model
+    taught = legr_cli.finetune(network, "digits", teacher=teacher, epochs=1)
+    assert card_of(taught).notes["training"]["settings"]["recipe"] == "repaired"
+    again = card_of(legr_cli.prune(network, flops=0.5, input_shape=(3, 32, 32)))
+    assert "repaired" not in again.notes
+
+
+def test_what_to_do_with_a_cut_network_is_said(weights: Path, tmp_path: Path) -> None:
+    cut, fixed = tmp_path / "cut.safetensors", tmp_path / "fixed.safetensors"
+    prune, few = (
+        ("prune", weights, *NET, "--flops", 0.3),
+        ("--repair", "digits", "--repair-images", 60),
+    )
+    [bare, exported, repaired] = (
+        json.loads(legr(*prune, *more, "--json"))["notes"]
+        for more in (("--out", cut), ("--out", cut, "--onnx"), (*few, "--out", fixed))
+    )
+    assert any("this network is not repaired: legr repair makes" in note for note in bare)
+    assert any("is not repaired: legr prune --repair SPEC" in note for note in exported)
+    assert not any("not repaired" in note for note in repaired)
+    for path, count in ((cut, 1), (fixed, 0)):
+        notes = json.loads(legr("evaluate", path, *TUNE, "--json"))["notes"]
+        assert sum("neither repaired nor fine-tuned" in note for note in notes) == count
+    scores = tmp_path / "scores.json"
+    legr("evaluate", cut, fixed, *TUNE, "--out", scores)
+    written = json.loads(scores.read_text())
+    assert (written["format"], written["split"]) == ("legr-scores", "test")
+    [row, better] = written["scores"]
+    assert row["accuracy"] < better["accuracy"]
+    [net] = collect([tmp_path]).networks  # the cut one gave way to the repaired one
+    assert (net.file, net.stage) == (fixed, "repaired")
+    assert (net.cut, net.repaired) == (row["accuracy"], better["accuracy"])
+    said = fails("evaluate", cut, *TUNE, "--out", tmp_path / "scores.txt")
+    assert "name a file that ends in .json" in said
+    out = ("--flops", 0.2, "--out", tmp_path / "x.safetensors")
+    for option in (("--repair-images", 9), ("--normalize", "none"), ("--download",)):
+        assert f"{option[0]} requires --repair" in fails("prune", weights, *NET, *out, *option)
+    arch = ("--arch", "digits_net:build")
+    assert "was already pruned" in fails("prune", cut, *arch, *out, "--repair", "digits")
+    assert not (tmp_path / "x.safetensors").exists()
+
+
 def test_statistics_alone(pruned: Path, tmp_path: Path) -> None:
     """As `evaluate --recalibrate` sees it, in a file."""
     out = tmp_path / "t.safetensors"
@@ -366,6 +444,7 @@ import json, sys
 from dataclasses import replace
 import torch
 from legr_cli.models.registry import Arch, build
+from legr_cli.models.card import card_of
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.data.dataset import open_data
 from legr_cli.training.run import Run
@@ -451,6 +530,7 @@ def test_two_trainings_do_not_share_a_file(pruned: Path, tmp_path: Path) -> None
 
 FULL_DISK = """
 import resource, signal, sys
+from legr_cli.reports.collect import collect
 from legr_cli.training import resume
 from legr_cli.cli import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -484,7 +564,7 @@ def test_a_full_disk_at_a_checkpoint(pruned: Path, tmp_path: Path) -> None:
 
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no network": ((), "pass a CHECKPOINT, or --arch"),
-    "recipe": (("--recipe", "fast"), "--recipe fast: expected quick, cifar"),
+    "recipe": (("--recipe", "fast"), "--recipe fast: expected quick, repaired, cifar"),
     "epochs": (("--epochs", "0"), "--epochs must be at least 1, got 0"),
     "cuda": (("--device", "cuda"), "--device cuda: torch finds 0 CUDA devices"),
     "both": (("--resume", "--force"), "--resume and --force cannot be combined"),

@@ -72,7 +72,10 @@ def test_the_demo_gives_what_it_promises(told: Path) -> None:
         assert net.accuracy > 0.85
         assert net.share < 0.61
         assert [latency.ratio > 0 for latency in net.latencies] == [True]
-        assert [command.split()[1] for command in net.commands] == ["finetune", "prune", "finetune"]
+        steps = [command.split()[1] for command in net.commands]
+        assert steps == ["finetune", "prune", "repair", "finetune"]
+        assert net.cut < net.repaired
+        assert net.cut < net.accuracy
         assert net.commands[-1].endswith(str(net.file))
     [search] = facts.searches
     assert len(search.candidates) == 100

@@ -115,7 +115,9 @@ def test_drops_that_are_none(text: str) -> None:
 
 
 def test_an_unknown_recipe_names_the_known_ones() -> None:
-    with pytest.raises(SettingError, match=r"--recipe fast: expected quick, cifar, cifar10-long"):
+    with pytest.raises(
+        SettingError, match=r"--recipe fast: expected quick, repaired, cifar, cifar10-long"
+    ):
         settings_of("fast")
 
 
