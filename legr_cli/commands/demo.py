@@ -33,7 +33,7 @@ def stages() -> list[Stage]:
     search = "--fitness bn --flops 0.3 --candidates 100 --population 32 --sample 8 --resume"
     prune = "prune OUT/dense.safetensors --flops 0.2:0.8:0.1 --ranking"
     dense = "--dense OUT/dense.safetensors"
-    tune = "--data digits --epochs 3 --teacher OUT/dense.safetensors --resume"
+    tune = "--data digits --epochs 2 --teacher OUT/dense.safetensors --resume"
     both = "OUT/legr/*.safetensors OUT/uniform/*.safetensors OUT/repaired/*/*.safetensors"
     tuning = (
         f"finetune OUT/repaired/{method}/{ARCH}-flops{budget}.safetensors {tune} "

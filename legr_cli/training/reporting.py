@@ -59,6 +59,7 @@ def _opening_messages(
 ) -> list[str]:
     """What is trained and how, and warnings about likely mistakes."""
     settings, data, group = setup.settings, setup.data, setup.group
+    plural = "" if settings.epochs == 1 else "s"
     images = f"{len(data.train)} training and {len(data.validation)} validation images"
     if not data.held_out:
         images = (
@@ -66,7 +67,7 @@ def _opening_messages(
         )
     messages = [
         f"{setup.network.arch} on {images}, preprocessed as {data.feed}",
-        f"recipe {settings.recipe}: {settings.epochs} epochs, learning rate {settings.lr:g}",
+        f"recipe {settings.recipe}: {settings.epochs} epoch{plural}, learning rate {settings.lr:g}",
         *described(data, training=True),
         *doubts(data),
     ]

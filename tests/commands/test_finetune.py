@@ -303,7 +303,7 @@ def test_cut_repaired_tuned(weights: Path, tmp_path: Path) -> None:
     result = runner.invoke(
         app, list(map(str, ["finetune", one, *TUNE, "--teacher", weights, *epoch]))
     )
-    assert "recipe repaired: 1 epochs, learning rate 0.01" in result.stderr
+    assert "recipe repaired: 1 epoch, learning rate 0.01" in result.stderr
     after = open_network(str(tuned), "digits_net:build").notes
     assert after["training"]["settings"]["recipe"] == "repaired"
     assert after["repaired"] == notes[0]["repaired"]

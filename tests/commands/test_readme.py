@@ -61,13 +61,17 @@ def test_learning_on_your_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     result = CliRunner().invoke(app, ["evaluate", *networks[:2], *rest])
     assert result.exit_code == 0, result.output
     assert "20 test images of cifar10:images" in result.stdout
-    *tune, evaluate = blocks("sh")[4].replace("cifar10:DIR", "cifar10:images").splitlines()
+    [repair] = blocks("sh")[4].replace("images:DIR", "images:images/train").splitlines()
+    repair = repair.replace("nets/*.safetensors", "nets/resnet56-flops40.safetensors --images 20")
+    result = CliRunner().invoke(app, shlex.split(repair)[1:])
+    assert result.exit_code == 0, result.output
+    *tune, evaluate = blocks("sh")[5].replace("cifar10:DIR", "cifar10:images").splitlines()
     few = ["--epochs", "1", "--batch-size", "16"]
     for command in (*(shlex.split(line) + few for line in tune), shlex.split(evaluate)):
         result = CliRunner().invoke(app, command[1:])
         assert result.exit_code == 0, result.output
     assert "better.safetensors" in result.stdout
-    here, prune, there = blocks("sh")[5].splitlines()
+    here, prune, there = blocks("sh")[6].splitlines()
     assert "nets/*.safetensors" in here
     assert "--ssh me@jetson" in there
     many = here.replace("nets/*.safetensors", " ".join(networks[:3])) + " --seconds 0.05"
