@@ -282,8 +282,7 @@ def test_networks_that_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.Mo
     assert "pass its size with --input" in fails("bench", "random:resnet20", "--input", "1x32x32")
     assert "pass its size with --input" in fails("bench", "random:resnet20", "--input", "3x32")
     legr("bench", "random:benched:small", "--input", "3x16x16", *QUICK)  # half precision
-    said = fails("bench", "random:benched:Random", "--input", "3x16x16", *QUICK)
-    assert "benched:Random has a different output in ONNX Runtime than in torch" in said
+    legr("bench", "random:benched:Random", "--input", "3x16x16", *QUICK)  # noise is no fault
     result = runner.invoke(app, ["bench", "random:benched:Choosing", "--input", "3x16x16"])
     assert result.exit_code == 1
     assert "torch cannot export benched:Choosing to ONNX: " in result.stderr
