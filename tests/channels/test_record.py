@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from nets import enliven
 from torch import nn
 
 from legr_cli.channels import apply, couple
 from legr_cli.channels.check import disagreement
 from legr_cli.channels.switches import evaluating
-from tests.nets import enliven
 
 SIZES = [(2, 3, 24, 24), (1, 3, 24, 24), (3, 3, 20, 28)]  # the recorded one, and others
 

@@ -74,7 +74,7 @@ def test_learning_on_your_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     here, prune, there = blocks("sh")[6].splitlines()
     assert "nets/*.safetensors" in here
     assert "--ssh me@jetson" in there
-    many = here.replace("nets/*.safetensors", " ".join(networks[:3])) + " --seconds 0.05"
+    many = here.replace("nets/*.safetensors", " ".join(networks[:2])) + " --seconds 0.05"
     once = there.replace(
         "--ssh me@jetson", "--seconds 0.05"
     )  # tests/deploy/test_boards.py has an sshd

@@ -9,14 +9,16 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from nets import Residual, enliven
 from torch import nn
 
 import legr_cli
+from legr_cli.channels.inputs import Call
 from legr_cli.channels.structures import tensors
 from legr_cli.commands.export_view import verification_note
 from legr_cli.deploy.core import load
+from legr_cli.deploy.verify import verified
 from legr_cli.errors import LegrError
-from tests.nets import Residual, enliven
 
 SHAPES = {"image": (3, 17, 19), "state": (4,)}
 
@@ -164,6 +166,17 @@ def test_rounding_is_no_difference(tmp_path):
     torch.manual_seed(0)
     exported = legr_cli.export(Sines(), tmp_path / "a.onnx", input_shape=(3, 20, 20))
     assert 1e-3 < exported.difference < 1  # both are as far from double precision
+
+
+def test_a_file_that_computes_something_else_is_refused(tmp_path):
+    network, other = made(Policy), made(Policy).eval()
+    torch.nn.init.ones_(other.head.bias)
+    file = legr_cli.export(network, tmp_path / "a.onnx", input_shape=SHAPES, batch=2).file
+    call = Call(kwargs={name: torch.rand(2, *shape) for name, shape in SHAPES.items()})
+    with torch.no_grad():
+        assert verified("net", network, call, tensors(call.run(network.eval())), file) < 1e-3
+        with pytest.raises(LegrError, match="net has a different output in ONNX Runtime"):
+            verified("net", other, call, tensors(call.run(other)), file)
 
 
 def test_export_leaves_the_network_as_it_was(tmp_path):
