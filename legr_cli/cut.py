@@ -136,7 +136,8 @@ def _shares_by_layer(names: list[str], min_keep: float, layers: LayerShares) -> 
         matching = [n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")]
         if not matching:
             close = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-            raise SettingError(f"--keep {pattern} matches no layer; this network has {close}")
+            given = f"--keep {pattern}" if share == 1 else f"--min-keep {pattern}={share:g}"
+            raise SettingError(f"{given} matches no layer; this network has {close}")
         for name in matching:
             shares[name] = max(shares[name], share)
     return shares

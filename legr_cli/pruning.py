@@ -265,7 +265,7 @@ class NetworkSummary:
     layers: tuple[LayerSummary, ...]
     pinned: tuple[PinnedChannels, ...]  # also of layers that have no rule, and so no summary
     tied: tuple[PinnedChannels, ...]  # layers that are one unit, and the op that ties them
-    other_flops: int  # of norms, pools and the like
+    other_flops: int  # of norms, pools, recurrent layers and the like
     sha256: str  # of the weights
     module: str = ""  # the part of the network that this is about; "": all of it
     whole_flops: int | None = None  # of the network around that part, if fvcore can count them

@@ -79,9 +79,9 @@ def parse_min_keep(texts: Sequence[str], keep: Sequence[str] = ()) -> tuple[floa
     """
     share, layers = 0.1, [(pattern, 1.0) for pattern in keep]
     for text in texts:
-        pattern, _, number = text.rpartition("=")
+        pattern, equals, number = text.rpartition("=")
         try:
-            value = float(number)
+            value = float(number if pattern or not equals else "")
         except ValueError:
             raise SettingError(
                 f"--min-keep {text}: expected a share such as 0.1, or PATTERN=SHARE"

@@ -65,7 +65,7 @@ def _show_table(summary: "NetworkSummary") -> None:
     other = summary.other_flops
     if other:
         share = f"{other / summary.flops:.1%}"
-        table.add_row("norms, pools", "", "", "", "", output.format_count(other), share, "")
+        table.add_row("all other ops", "", "", "", "", output.format_count(other), share, "")
     screen = output.console(stderr=False)
     output.print_table(screen, table)
     for reason, names in _by_reason(summary.pinned).items():

@@ -190,14 +190,15 @@ def _latency_notes(result: "PrunedFiles") -> list[str]:
 def _setting_notes(analysis: "Analysis", settings: "Prune", learned: dict[str, Any]) -> list[str]:
     """Notes on settings that differ from those the ranking was learned with."""
     then, size = learned.get("settings"), shapes_json(analysis.network.input_shape)
-    then = {**(then if isinstance(then, dict) else {}), "input": learned.get("input", size)}
+    # nothing was learned without settings; those of earlier versions lack min_keep_layers
+    then = {"min_keep_layers": {}, **then} if isinstance(then, dict) else {}
+    then = {**then, "input": learned.get("input", size)}
     now = {
         "align": settings.align.name,
         "min_keep": settings.min_keep,
         "min_keep_layers": dict(settings.min_keep_layers),
         "input": size,
     }
-    then = {"min_keep_layers": {}, **then}
     return [
         f"the ranking was learned with {_setting(key)} {_shown(then[key])}, "
         f"but this is {_shown(value)}"

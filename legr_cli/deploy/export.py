@@ -219,7 +219,11 @@ def _exported_program(
         )
     except Exception as error:
         reason = first_line(error.__cause__ or error)
-        raise ModelError(f"torch cannot export {network.arch} to ONNX: {reason}") from error
+        part = network.module and (
+            "; in Python, legr_cli.export exports the pruned part alone: pass it "
+            f"model.get_submodule('{network.module}') and its input_shape"
+        )
+        raise ModelError(f"torch cannot export {network.arch} to ONNX: {reason}{part}") from error
     assert program is not None
     return program
 

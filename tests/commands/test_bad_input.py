@@ -375,6 +375,19 @@ def test_bad_min_keep(value: str, weights: Path) -> None:
     assert "--min-keep must be from 0 to 1" in refused(*args, "--out", "o.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("=0.5", "--min-keep =0.5: expected a share such as 0.1, or PATTERN=SHARE"),
+        ("nope=0.5", "--min-keep nope=0.5 matches no layer; this network has conv1"),
+    ],
+)
+def test_pattern_of_min_keep(value: str, message: str) -> None:
+    """An empty or unknown pattern of --min-keep is refused by its own name."""
+    args = ("prune", "random:resnet20", "--flops", 0.5, f"--min-keep={value}")
+    assert message in refused(*args, "--out", "o.safetensors")
+
+
 @pytest.mark.parametrize("value", ["224", "3x0x0", "axbxc", "3x224x224x3x3"])
 def test_bad_input_size(value: str, weights: Path) -> None:
     args = ("prune", weights, "--arch", "resnet20", "--flops", 0.5, "--input", value)
