@@ -59,7 +59,7 @@ def _record(model: nn.Module, call: Call) -> Recording:
     except Exception as error:
         sizes = ", ".join("x".join(map(str, x.shape[1:])) for x in call.tensors)
         raise ModelError(
-            f"the network does not run on a {sizes} input: {_error_location(error)}; "
+            f"the network does not run on an input of {sizes}: {_error_location(error)}; "
             "pass the right size with --input"
         ) from error
 

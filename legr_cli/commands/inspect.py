@@ -20,7 +20,7 @@ def inspect(
     weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
-    module: options.Module = "",
+    module: options.Module = None,
     keep: options.Keep = None,
     min_keep: options.LayerMinKeep = None,
     as_json: options.Json = False,

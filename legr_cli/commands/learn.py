@@ -121,7 +121,7 @@ def learn(
     weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
-    module: options.Module = "",
+    module: options.Module = None,
     as_json: options.Json = False,
 ) -> None:
     """Learn a global filter ranking: (α, κ) for each layer, by evolutionary search on your data.

@@ -143,7 +143,7 @@ InputShape = Annotated[
     ),
 ]
 Module = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--module",
         metavar="NAME",

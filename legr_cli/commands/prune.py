@@ -101,7 +101,7 @@ def prune(
     weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
-    module: options.Module = "",
+    module: options.Module = None,
     as_json: options.Json = False,
 ) -> None:
     """Prune a network to one or more targets: offline, in seconds, and without data.

@@ -77,7 +77,7 @@ def open_network(
     seed: int = 0,
     usual: Arch | None = None,
     weights: str | None = None,
-    module: str = "",
+    module: str | None = None,
 ) -> Network:
     """Open `torchvision:NAME[@WEIGHTS]`, `random:NAME`, a public checkpoint or a legr file.
 
@@ -85,7 +85,10 @@ def open_network(
     draws random weights; `weights` says where in a checkpoint the weights are; `module` names the
     part of the network that may be pruned.
     """
-    return part_of(_opened(spec, arch, classes, input_shape, seed, usual, weights), module)
+    if module == "":
+        raise SettingError("--module is empty: name a part of the network, or leave it out")
+    network = _opened(spec, arch, classes, input_shape, seed, usual, weights)
+    return part_of(network, module or "")
 
 
 def _opened(

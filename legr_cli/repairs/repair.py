@@ -253,8 +253,8 @@ def _advice(layers: Sequence[RepairedLayer], images: int) -> list[str]:
     wanted = max(math.ceil(images * layer.unknowns / layer.rows) for layer in short)
     worst = max(short, key=lambda layer: layer.unknowns / layer.rows)
     return [
-        f"{len(short)} layers have more weights per channel than samples ('{worst.name}': "
-        f"{worst.unknowns}, {worst.rows}); {wanted:,} images would be better"
+        f"more weights per channel than samples in {len(short)} of {len(layers)} layers "
+        f"('{worst.name}': {worst.unknowns}, {worst.rows}); {wanted:,} images would be better"
     ]
 
 

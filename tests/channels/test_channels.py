@@ -288,7 +288,7 @@ def test_nothing_to_prune_says_why() -> None:
 
 def test_wrong_input_size_names_the_option() -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(5, 3))
-    with pytest.raises(ModelError, match=r"does not run on a 3x17x17 input.*--input"):
+    with pytest.raises(ModelError, match=r"does not run on an input of 3x17x17.*--input"):
         couple(flat, (3, 17, 17))
 
 
