@@ -51,16 +51,16 @@ class LinearCall:
         """A weight as groups × unknowns × channels."""
         if self.patches.ndim == 2:
             return weight.t()[None]
-        weight = _flipped(weight) if self.transposed else weight
+        weight = _flipped(weight, self.groups) if self.transposed else weight
         return weight.reshape(self.groups, len(weight) // self.groups, -1).mT
 
     def weight(self, matrix: Tensor, like: Tensor) -> Tensor:
         """The inverse of `matrix`: a weight of the shape of `like`."""
         if self.patches.ndim == 2:
             return matrix[0].t()
-        shape = _flipped(like).shape if self.transposed else like.shape
+        shape = _flipped(like, self.groups).shape if self.transposed else like.shape
         weight = matrix.mT.reshape(shape)
-        return _flipped(weight) if self.transposed else weight
+        return _flipped(weight, self.groups) if self.transposed else weight
 
 
 def record(run: Callable[[], Tensor], weight: Tensor) -> LinearCall | str:
@@ -156,6 +156,7 @@ def _each(value: Any, kernel: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (int(value),) * len(kernel)
 
 
-def _flipped(weight: Tensor) -> Tensor:
+def _flipped(weight: Tensor, groups: int) -> Tensor:
     """The weight of a transposed convolution as that of an ordinary one, and back."""
-    return weight.transpose(0, 1).flip(tuple(range(2, weight.ndim)))
+    swapped = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    return swapped.flip(tuple(range(2, weight.ndim)))
