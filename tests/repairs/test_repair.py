@@ -233,7 +233,7 @@ BAD: dict[str, tuple[type[LegrError], str, Call]] = {
     ),
     "a replaced layer": (
         ModelError,
-        "no longer matches",
+        "no longer fits its card",
         lambda small, dense: legr_cli.repair(replaced(small), dense, images()),
     ),
 }
