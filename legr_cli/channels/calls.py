@@ -6,55 +6,32 @@ from typing import Any
 
 import torch
 
-# Operators arrive as methods of Tensor, whose names differ between versions of torch.
+# Operators arrive as methods of Tensor, whose names differ between versions of torch: by name, the
+# operator, and whether its operands are swapped.
+_BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
+_OTHERS = [
+    "neg",
+    "invert",
+    "getitem",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "xor",
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "ifloordiv",
+    "ipow",
+    "imod",
+]
 _OPERATORS: dict[str, tuple[Callable[..., Any], bool]] = {
-    **{
-        f"__{name}__": (getattr(operator, name), False)
-        for name in (
-            "add",
-            "sub",
-            "mul",
-            "truediv",
-            "floordiv",
-            "mod",
-            "pow",
-            "matmul",
-            "neg",
-            "getitem",
-            "iadd",
-            "isub",
-            "imul",
-            "itruediv",
-            "ifloordiv",
-            "ipow",
-            "imod",
-            "eq",
-            "ne",
-            "lt",
-            "le",
-            "gt",
-            "ge",
-            "and",
-            "or",
-            "xor",
-            "invert",
-        )
-        if hasattr(operator, name)
-    },
+    **{f"__{name}__": (getattr(operator, name), False) for name in (*_BINARY, *_OTHERS)},
+    **{f"__r{name}__": (getattr(operator, name), True) for name in _BINARY},
     **{f"__{name}__": (getattr(operator, f"{name}_"), False) for name in ("and", "or")},
-    **{
-        f"__r{name}__": (getattr(operator, name), True)
-        for name in (
-            "add",
-            "sub",
-            "mul",
-            "truediv",
-            "floordiv",
-            "mod",
-            "pow",
-            "matmul",
-        )
-    },
     "__rdiv__": (operator.truediv, True),
     "__div__": (operator.truediv, False),
     "__idiv__": (operator.itruediv, False),

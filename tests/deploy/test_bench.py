@@ -242,12 +242,6 @@ def test_bad_networks_are_refused_in_one_line(tmp_path: Path) -> None:
     }.items():
         assert words in fails("bench", tmp_path / f"{name}.onnx", *QUICK)
     legr("bench", tmp_path / "any.onnx", "--input", "3x8x8", *QUICK)
-    legr("bench", graphs.sum_of_two(tmp_path / "two.onnx"), *QUICK)
-    for sizes in (["3x8x8"], ["left=3x8x8"]):
-        inputs = [word for size in sizes for word in ("--input", size)]
-        said = fails("bench", tmp_path / "two.onnx", *inputs, *QUICK)
-        assert "two.onnx has several inputs" in said
-        assert "left, right" in said
     assert "takes nx3x8x8, not images of 3x9x9" in fails(
         "bench", tmp_path / "good.onnx", "--input", "3x9x9", *QUICK
     )
