@@ -8,26 +8,11 @@ import torch
 
 # Operators arrive as methods of Tensor, whose names differ between versions of torch: by name, the
 # operator, and whether its operands are swapped.
-_BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
-_OTHERS = [
-    "neg",
-    "invert",
-    "getitem",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "xor",
-    "iadd",
-    "isub",
-    "imul",
-    "itruediv",
-    "ifloordiv",
-    "ipow",
-    "imod",
-]
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_OTHERS = (
+    "neg", "invert", "getitem", "eq", "ne", "lt", "le", "gt", "ge", "xor",
+    "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod",
+)  # fmt: skip
 _OPERATORS: dict[str, tuple[Callable[..., Any], bool]] = {
     **{f"__{name}__": (getattr(operator, name), False) for name in (*_BINARY, *_OTHERS)},
     **{f"__r{name}__": (getattr(operator, name), True) for name in _BINARY},
