@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from legr_cli.errors import OutputError, SettingError
@@ -78,6 +78,23 @@ def require_folder(out: Path, option: str = "--out") -> None:
         )
     if not os.access(out.parent, os.W_OK):
         raise OutputError(f"{option} {out}: the folder {out.parent} is not writable")
+
+
+def is_one_file(out: Path, suffixes: Sequence[str], count: int, what: str) -> bool:
+    """Whether `out` names a file for the only result; else it is a folder for several.
+
+    `what` the results are, such as "networks". Raises OutputError if neither can be.
+    """
+    if out.suffix in suffixes and not out.is_dir():
+        if count > 1:
+            raise OutputError(
+                f"--out {out} is a single file, but there are {count} {what}: name a folder"
+            )
+        return True
+    if out.exists() and not out.is_dir():
+        article = "an" if suffixes[0][1:2] in set("aeiou") else "a"
+        raise OutputError(f"--out {out} is a file, not a folder: name {article} {suffixes[0]} file")
+    return False
 
 
 def check_folder(out: Path, mark: str) -> None:

@@ -80,11 +80,6 @@ def shapes_json(shapes: Shapes) -> Any:
     return list(shapes)
 
 
-def shapes_from_json(data: Any) -> Shapes:
-    """The shapes that `shapes_json` wrote; raises SettingError or TypeError for anything else."""
-    return check_shapes(data)
-
-
 def image_shape(shapes: Shapes) -> tuple[int, ...]:
     """The shape of the only input, for what works on images alone."""
     if isinstance(shapes, Mapping):

@@ -286,16 +286,11 @@ class _Recorder(TorchFunctionMode):
             return self._source(value)
         if isinstance(value, type) and value in _DTYPES:
             return _DTYPES[value]
-        if isinstance(value, torch.Size):
-            return tuple(map(self._argument, value))
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(self._argument, value))
         if isinstance(value, tuple | list):
-            return (
-                type(value)(map(self._argument, value))
-                if type(value) in (tuple, list)
-                else tuple(map(self._argument, value))
-            )
+            replaced = tuple(map(self._argument, value))
+            return list(replaced) if type(value) is list else replaced  # a torch.Size is a tuple
         if isinstance(value, dict):
             return {key: self._argument(part) for key, part in value.items()}
         if isinstance(value, slice):

@@ -26,7 +26,7 @@ from legr_cli.deploy.names import file_names
 from legr_cli.deploy.pads import keep_pads_before_pools
 from legr_cli.deploy.verify import verified
 from legr_cli.errors import ModelError, OutputError, SettingError, first_line
-from legr_cli.files import require_folder, staged
+from legr_cli.files import is_one_file, require_folder, staged
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Report, Status, silent
@@ -117,14 +117,8 @@ def export_files(
 def _outputs_for(names: Sequence[str], out: Path) -> list[Path]:
     """The file to write for each network: `out` itself, or one in the folder `out` for each."""
     require_folder(out)
-    if out.suffix in EXPORTERS and not out.is_dir():
-        if len(names) > 1:
-            raise OutputError(
-                f"--out {out} is a single file, but there are {len(names)} networks: name a folder"
-            )
+    if is_one_file(out, list(EXPORTERS), len(names), "networks"):
         return [out]
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"--out {out} is a file, not a folder: name an .onnx file")
     return [out / name for name in file_names([Path(name).name for name in names])]
 
 

@@ -10,7 +10,7 @@ from legr_cli.deploy.board import Board, place_for
 from legr_cli.deploy.export import Exported, export_network
 from legr_cli.deploy.plan_timer import PlanTimer
 from legr_cli.errors import OutputError, SettingError
-from legr_cli.files import Staged, require_folder, staged
+from legr_cli.files import Staged, is_one_file, require_folder, staged
 from legr_cli.models.card import with_command
 from legr_cli.models.network import Network, write_network
 from legr_cli.progress import Report, Status, silent
@@ -118,15 +118,9 @@ def check_out(out: Path, checkpoint: str, targets: int) -> None:
         out.exists()
     except OSError as error:
         raise OutputError(f"--out {str(out)[:40]}…: {error.strerror}") from error
-    if out.suffix == ".safetensors" and not out.is_dir():
-        if targets > 1:
-            raise OutputError(
-                f"--out {out} is a single file, but there are {targets} targets: name a folder"
-            )
+    if is_one_file(out, [".safetensors"], targets, "targets"):
         if out.exists() and Path(checkpoint).exists() and out.samefile(checkpoint):
             raise OutputError(f"--out {out} would overwrite CHECKPOINT: choose another name")
-    elif out.exists() and not out.is_dir():
-        raise OutputError(f"--out {out} is a file, not a folder: name a .safetensors file")
     elif targets == 1 and not out.is_dir():
         raise OutputError(f"--out {out}: name a .safetensors file or an existing folder")
     require_folder(out)

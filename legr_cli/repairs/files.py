@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from legr_cli.errors import LegrError, OutputError
-from legr_cli.files import require_folder, staged
+from legr_cli.files import is_one_file, require_folder, staged
 from legr_cli.models.card import with_command
 from legr_cli.models.network import Network, write_network
 from legr_cli.progress import Report, Status, silent
@@ -79,16 +79,8 @@ def _write(result: RepairResult, temporary: Path, command: str | None) -> Repair
 def _outputs_for(names: Sequence[str], out: Path) -> list[Path]:
     """`out` itself for one network, or a file of the same name in that folder for each."""
     require_folder(out)
-    if out.suffix == _SUFFIX and not out.is_dir():
-        if len(names) > 1:
-            raise OutputError(
-                f"--out {out} is a single file, but there are {len(names)} networks: name a folder"
-            )
-        files = [out]
-    elif out.exists() and not out.is_dir():
-        raise OutputError(f"--out {out} is a file, not a folder: name a {_SUFFIX} file")
-    else:
-        files = [out / Path(name).name for name in names]
+    single = is_one_file(out, [_SUFFIX], len(names), "networks")
+    files = [out] if single else [out / Path(name).name for name in names]
     if twice := [path for path, count in Counter(files).items() if count > 1]:
         raise OutputError(f"two networks are called {twice[0].name}: repair them one by one")
     for name, path in zip(names, files, strict=True):

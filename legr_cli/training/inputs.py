@@ -130,8 +130,7 @@ def class_names(network: Network) -> tuple[str, ...]:
     note = network.notes.get("class_names")
     if note is None:
         return ()
-    with evaluating(network.model), torch.no_grad():
-        outputs = forward(network.model, torch.zeros(2, *image_shape(network.input_shape)))
+    outputs = _trial_outputs(network)
     is_list = isinstance(outputs, Tensor) and outputs.ndim == 2
     return valid_names(note, outputs.shape[1]) if is_list else ()
 
@@ -228,10 +227,13 @@ def check_outputs(model: nn.Module, data: Data, task: Task = CLASSIFICATION) -> 
 
 def _classes_of(network: Network) -> int:
     """Number of classes that a network distinguishes."""
+    return _count_classes(_trial_outputs(network))
+
+
+def _trial_outputs(network: Network) -> Any:
+    """The outputs for two black images."""
     with evaluating(network.model), torch.no_grad():
-        return _count_classes(
-            forward(network.model, torch.zeros(2, *image_shape(network.input_shape)))
-        )
+        return forward(network.model, torch.zeros(2, *image_shape(network.input_shape)))
 
 
 def _count_classes(outputs: Any) -> int:
