@@ -1,4 +1,4 @@
-"""What a layer's output should be, so that the sum that it is added to becomes the dense one.
+"""What a layer's output should be, so that what the network makes of it becomes the dense value.
 
 A layer's output often reaches a sum through ops that are affine in it: a norm, a permutation, a
 scale, another sum. Where the pruned network's other operands differ from the dense ones, the layer
@@ -10,6 +10,10 @@ the pruned network's other operands, and S the dense sum, the target is
 which inverts f exactly where it works on each element by itself (norms, scales, permutations,
 slices), and is the least-squares solution for upsampling and average pooling. Which ops are affine
 is tested on the values themselves, so that no table of them is needed.
+
+Behind the affine ops there often is an activation g that is flat somewhere, such as ReLU. Once the
+layer is fitted to y*, its present output y is known, and errors that g hides no longer count: S is
+replaced by T = f(y) + g(S) − g(f(y)) where g(T) = g(S), and the layer is fitted again.
 """
 
 from collections.abc import Sequence
@@ -25,40 +29,89 @@ from legr_cli.repairs.lockstep import Graph, Lockstep, Values
 
 _ROUNDING = 1e-3  # relative deviation from affine that float32 explains
 _SMALLEST = 1e-6  # of JᵀJ1, relative to its largest value: below, an element is left alone
+_NEIGHBOUR = 0.1  # distance of a value's neighbour, in standard deviations
+_FLAT = 0.01  # share of the values from which on an activation counts as flat
 
 
 @dataclass(frozen=True)
 class Correction:
-    """The ops between a layer's output and the sum whose error the layer takes back."""
+    """The ops behind a layer's output, up to the value that the layer brings to the dense one."""
 
     layer: fx.Node  # of the pruned graph
-    path: tuple[fx.Node, ...]  # from the layer's user to the sum
+    path: tuple[fx.Node, ...]  # affine ops, from the layer's user to the value
+    sums: bool  # whether other operands enter on the path
+    activation: fx.Node | None  # a flat activation that is alone in reading the value
 
-    def target(self, lockstep: Lockstep, kept: Kept, values: tuple[Values, Values]) -> Tensor:
-        """The corrected target, from the values of one batch at the layer."""
-        dense, pruned = values
+    @property
+    def end(self) -> fx.Node:
+        """The node of the value."""
+        return (self.layer, *self.path)[-1]
+
+    def target(
+        self,
+        lockstep: Lockstep,
+        kept: Kept,
+        values: tuple[Values, Values],
+        output: Tensor | None = None,
+    ) -> Tensor:
+        """The corrected target, from the values of one batch at the layer.
+
+        `output` is what the fitted layer gives; without it, nothing is known about the activation.
+        """
+        dense, graph = values[0], lockstep.pruned
         own = restricted(lockstep, kept, self.layer, dense)
-        others = _with_operands(lockstep.pruned, self.layer, self.path, {**pruned, self.layer: own})
+        start = own if output is None else output.reshape(own.shape)
+        others = _with_operands(graph, self.layer, self.path, {**values[1], self.layer: start})
         with torch.enable_grad():
-            y = own.detach().requires_grad_()
-            reached = self._follow(lockstep.pruned, y, others)
+            y = start.detach().requires_grad_()
+            reached = self._follow(graph, y, others)
             with torch.no_grad():
-                direction = self._follow(lockstep.pruned, own + 1, others) - reached
-                error = self._dense_sum(lockstep, kept, dense) - reached
+                direction = self._follow(graph, start + 1, others) - reached
+                error = self._dense_value(lockstep, kept, dense) - reached
+                if output is not None:
+                    error = self._visible(graph, error, reached)
             (back,) = torch.autograd.grad(reached, y, error, retain_graph=True)
             (scale,) = torch.autograd.grad(reached, y, direction)
         solvable = scale > _SMALLEST * scale.max()
-        return own + torch.where(solvable, back / scale, 0.0)
+        return start + torch.where(solvable, back / scale, 0.0)
 
-    def _dense_sum(self, lockstep: Lockstep, kept: Kept, dense: Values) -> Tensor:
+    def _dense_value(self, lockstep: Lockstep, kept: Kept, dense: Values) -> Tensor:
         """The dense value at the end of the path, without the removed channels."""
-        graph, end = lockstep.dense, lockstep.original[self.path[-1]]
+        graph, end = lockstep.dense, lockstep.original[self.end]
         values = graph.run_aside(graph.missing(end, dense), dense)
-        return restricted(lockstep, kept, self.path[-1], values)
+        return restricted(lockstep, kept, self.end, values)
 
     def _follow(self, graph: Graph, y: Tensor, values: Values) -> Tensor:
-        """The sum, given the layer's output."""
-        return graph.run_aside(list(self.path), {**values, self.layer: y * 1})[self.path[-1]]
+        """The value at the end of the path, given the layer's output."""
+        return graph.run_aside(list(self.path), {**values, self.layer: y * 1})[self.end]
+
+    def _visible(self, graph: Graph, error: Tensor, reached: Tensor) -> Tensor:
+        """The error, or the smaller one that is left of it behind the activation if that will do.
+
+        On the way to a flat part of ReLU and its like, it is enough to reach the edge.
+        """
+        wanted = self._activated(graph, reached + error)
+        left = wanted - self._activated(graph, reached)
+        enough = self._activated(graph, reached + left) == wanted
+        return torch.where(enough, left, error)
+
+    def _activated(self, graph: Graph, value: Tensor) -> Tensor:
+        """The activation of a value."""
+        assert self.activation is not None
+        activated: Tensor = graph.run_aside([self.activation], {self.end: value})[self.activation]
+        return activated
+
+    def is_flat(self, lockstep: Lockstep, kept: Kept, dense: Values) -> bool:
+        """Whether the activation maps many of the dense values and their neighbours to one."""
+        graph, node = lockstep.pruned, self.activation
+        if node is None or node.all_input_nodes != [self.end]:
+            return False
+        if graph.kind(node) is not OpKind.ELEMENTWISE:
+            return False
+        value = self._dense_value(lockstep, kept, dense)
+        step = _NEIGHBOUR * value.std()
+        same = self._activated(graph, value) == self._activated(graph, value + step)
+        return bool(step > 0) and float(same.float().mean()) > _FLAT
 
 
 def restricted(lockstep: Lockstep, kept: Kept, node: fx.Node, dense: Values) -> Tensor:
@@ -75,20 +128,26 @@ def restricted(lockstep: Lockstep, kept: Kept, node: fx.Node, dense: Values) -> 
 def plan(
     lockstep: Lockstep, kept: Kept, layer: fx.Node, values: tuple[Values, Values]
 ) -> Correction | None:
-    """Follow a layer's output to the last sum that it can correct; None if there is none."""
-    graph, path, sums = lockstep.pruned, list[fx.Node](), list[int]()
-    for node in _chain(graph, layer):
-        path.append(node)
-        operands = _operands(graph, layer, path, values[1])
+    """Follow a layer's output to a flat activation, or to the last sum that it can correct.
+
+    None if there is neither.
+    """
+    graph, path = lockstep.pruned, list[fx.Node]()
+    chain = _chain(graph, layer)
+    for node in chain:
+        operands = _operands(graph, layer, [*path, node], values[1])
         if any(graph.kind(operand) is OpKind.LAYER for operand in operands):
             break  # it needs a layer that is not repaired yet
-        if _joins(lockstep, kept, node, {layer, *path}):
-            sums.append(len(path))
-    if not sums:
-        return None
-    affine = _affine_length(lockstep, kept, layer, path[: sums[-1]], values)
-    end = max((length for length in sums if length <= affine), default=0)
-    return Correction(layer, tuple(path[:end])) if end else None
+        path.append(node)
+    path = path[: _affine_length(lockstep, kept, layer, path, values)]
+    joins = [_joins(node, {layer, *path}) for node in path]
+    ends = [_restrictable(lockstep, kept, node) for node in path]
+    last_sum = max((i + 1 for i, j in enumerate(joins) if j and ends[i]), default=0)
+    if len(path) < len(chain) and all(ends[-1:]):
+        found = Correction(layer, tuple(path), last_sum > 0, chain[len(path)])
+        if found.is_flat(lockstep, kept, values[0]):
+            return found
+    return Correction(layer, tuple(path[:last_sum]), True, None) if last_sum else None
 
 
 def _affine_length(
@@ -153,11 +212,14 @@ def _with_operands(graph: Graph, layer: fx.Node, path: Sequence[fx.Node], values
     return graph.run_aside(sorted([*operands, *before], key=graph.index.__getitem__), values)
 
 
-def _joins(lockstep: Lockstep, kept: Kept, node: fx.Node, path: set[fx.Node]) -> bool:
-    """Whether another operand enters at a node whose dense value can be restricted."""
+def _restrictable(lockstep: Lockstep, kept: Kept, node: fx.Node) -> bool:
+    """Whether a node's dense value can be restricted to what the pruned node computes."""
     if node not in lockstep.original:
         return False
     ids = lockstep.units.flow.id_tensors[lockstep.original[node]]
-    if not isinstance(ids, Tensor) or kept_box(lockstep.units, kept, ids) is None:
-        return False
+    return isinstance(ids, Tensor) and kept_box(lockstep.units, kept, ids) is not None
+
+
+def _joins(node: fx.Node, path: set[fx.Node]) -> bool:
+    """Whether another operand enters at a node."""
     return any(operand not in path and operand.op != "get_attr" for operand in node.all_input_nodes)

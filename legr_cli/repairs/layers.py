@@ -24,6 +24,7 @@ from legr_cli.repairs.regression import Regression
 
 ROWS = 20  # for each unknown
 LEAST_ROWS = 20_000  # for each layer
+REFITS = 2  # of a layer before a flat activation
 _CHUNK = 1 << 22  # numbers of a matrix of rows that are in memory at once
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -105,29 +106,49 @@ class _LayerRepair:
 
     def run(self, ridge: float) -> RepairedLayer:
         """Fit the layer and give it its new weights."""
-        first, graph = self.nodes[0], self.lockstep.pruned
         if sharing := self._sharing():
             return RepairedLayer(self.layer.name, f"it shares its weights with {sharing[0]}")
-        own = self.lockstep.original[first]
-        stop = Stop(self.lockstep.dense.index[own] + 1, graph.index[first])
-        visits = zip(self.lockstep.lengths, self.lockstep.visit(stop), strict=True)
-        for batch, (length, values) in enumerate(visits):
-            if batch == 0 and self.correct:
-                self.correction = plan(self.lockstep, self.kept, first, values)
-            for node in self.nodes:
-                if (reason := self._gather(node, values, length)) is not None:
-                    return RepairedLayer(self.layer.name, reason)
+        if (reason := self._fit(ridge)) is not None:
+            return RepairedLayer(self.layer.name, reason)
+        if self.correction is not None and self.correction.activation and len(self.nodes) == 1:
+            for _ in range(REFITS):
+                self._restart()
+                self._fit(ridge, again=True)
         assert self.regression is not None
         assert self.call is not None
+        unknowns = self.call.matrix(self.weight).shape[1]
+        corrects = self.correction is not None and self.correction.sums
+        return RepairedLayer(self.layer.name, None, self.regression.count, unknowns, corrects)
+
+    def _fit(self, ridge: float, again: bool = False) -> str | None:
+        """Solve for new weights; a string says why that is impossible.
+
+        `again`: the layer is fitted already, so what it gives now is taken into account.
+        """
+        first = self.nodes[0]
+        own = self.lockstep.original[first]
+        stop = Stop(self.lockstep.dense.index[own] + 1, self.lockstep.pruned.index[first])
+        visits = zip(self.lockstep.lengths, self.lockstep.visit(stop), strict=True)
+        for batch, (length, values) in enumerate(visits):
+            if batch == 0 and self.correct and not again:
+                self.correction = plan(self.lockstep, self.kept, first, values)
+            for node in self.nodes:
+                if (reason := self._gather(node, values, length, again)) is not None:
+                    return reason
+        assert self.regression is not None
         if not self.regression.finite:
             raise ModelError(
                 f"layer '{self.layer.name}' reads or gives NaN or infinite values on these images: "
                 "are they normalized as the network was trained?"
             )
         self._update(*self.regression.solve(ridge))
-        unknowns = self.call.matrix(self.weight).shape[1]
-        corrects = self.correction is not None
-        return RepairedLayer(self.layer.name, None, self.regression.count, unknowns, corrects)
+        return None
+
+    def _restart(self) -> None:
+        """Forget the targets, but not the inputs."""
+        assert self.regression is not None
+        self.regression.restart()
+        self.seen = dict.fromkeys(self.nodes, 0)
 
     def _sharing(self) -> list[str]:
         """The other layers with the same weights, which one solution would not fit."""
@@ -135,14 +156,17 @@ class _LayerRepair:
         layers = flow.layers.values()
         return [other.name for other in layers if other is not own and other.weight is own.weight]
 
-    def _gather(self, node: fx.Node, values: tuple[Values, Values], images: int) -> str | None:
+    def _gather(
+        self, node: fx.Node, values: tuple[Values, Values], images: int, again: bool
+    ) -> str | None:
         """Add the rows of one call on one batch; a string says why that is impossible."""
         dense, pruned = values if node is self.nodes[0] else self._later(node, values)
         call = record(lambda: self.lockstep.pruned.run(node, pruned), self.weight)
         if isinstance(call, str):
             return call
         if self.correction is not None and node is self.nodes[0]:
-            target = self.correction.target(self.lockstep, self.kept, (dense, pruned))
+            output = call.output if again else None
+            target = self.correction.target(self.lockstep, self.kept, (dense, pruned), output)
         else:
             target = restricted(self.lockstep, self.kept, node, dense)
         self._add(node, call, target, images)

@@ -15,8 +15,15 @@ class Regression:
         self.centred, self.few = centred, few
         self.count = 0
         self._rows: list[tuple[Tensor, Tensor]] = []
-        self._sums: list[Tensor] = []
-        self._origin: tuple[Tensor, Tensor] | None = None  # close to the means of x and r
+        self._inputs: dict[str, Tensor] = {}  # sums over x
+        self._outputs: dict[str, Tensor] = {}  # sums that r is in
+        self._origin: list[Tensor] = []  # close to the means of x and r
+        self._inputs_known = False
+
+    def restart(self) -> None:
+        """Forget r, to solve again for other values at the same rows, which must be added again."""
+        self.count, self._rows, self._outputs = 0, [], {}
+        self._origin, self._inputs_known = self._origin[:1], True
 
     def add(self, x: Tensor, r: Tensor) -> None:
         """Add rows × groups × unknowns and rows × groups × channels."""
@@ -26,20 +33,17 @@ class Regression:
             self._rows.append((x, r))
             return
         if self.centred:  # sums around the mean keep their digits where it is large
-            self._origin = self._origin or (x.mean(1, keepdim=True), r.mean(1, keepdim=True))
+            self._origin += [t.mean(1, keepdim=True) for t in (x, r)[len(self._origin) :]]
             x, r = x - self._origin[0], r - self._origin[1]
-        # products in the type of the rows, sums of them in double precision
-        new = (x.mT @ x, x.mT @ r, x.sum(1, keepdim=True), r.sum(1, keepdim=True))
-        if self._sums:
-            for total, part in zip(self._sums, new, strict=True):
-                total += part
-        else:
-            self._sums = [part.double() for part in new]
+        _accumulate(self._outputs, {"xr": x.mT @ r, "r": r.sum(1, keepdim=True)})
+        if not self._inputs_known:
+            _accumulate(self._inputs, {"xx": x.mT @ x, "x": x.sum(1, keepdim=True)})
 
     @property
     def finite(self) -> bool:
         """Whether all rows so far are finite numbers."""
-        parts = [t for pair in self._rows for t in pair] or self._sums
+        sums = [*self._inputs.values(), *self._outputs.values()]
+        parts = [t for pair in self._rows for t in pair] or sums
         return all(bool(part.isfinite().all()) for part in parts)
 
     def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
@@ -48,13 +52,13 @@ class Regression:
 
     def _solve_primal(self, ridge: float) -> tuple[Tensor, Tensor]:
         """(XᵀX + λ)⁻¹ Xᵀr."""
-        xx, xr, x, r = self._sums
-        x, r = x / self.count, r / self.count
+        xx, xr = self._inputs["xx"], self._outputs["xr"]
+        x, r = self._inputs["x"] / self.count, self._outputs["r"] / self.count
         if self.centred:
             xx, xr = xx - self.count * x.mT @ x, xr - self.count * x.mT @ r
         diagonal = xx.diagonal(dim1=1, dim2=2)
         delta = _solve_positive(xx, ridge * diagonal.mean(1), xr)
-        if self._origin is not None:
+        if self._origin:
             x, r = x + self._origin[0], r + self._origin[1]
         return delta, (r - x @ delta)[:, 0] * self.centred
 
@@ -67,6 +71,12 @@ class Regression:
         weight = ridge * x.square().sum(1).mean(1)
         delta = x.mT @ _solve_positive(x @ x.mT, weight, r)
         return delta, (mean_r - mean_x @ delta)[:, 0] * self.centred
+
+
+def _accumulate(sums: dict[str, Tensor], new: dict[str, Tensor]) -> None:
+    """Add to sums: products in the type of the rows, sums of them in double precision."""
+    for name, part in new.items():
+        sums[name] = sums[name].add_(part) if name in sums else part.double()
 
 
 def _solve_positive(matrix: Tensor, weight: Tensor, right: Tensor) -> Tensor:
