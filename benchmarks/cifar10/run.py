@@ -14,6 +14,9 @@ each other can run side by side, with one thread each (OMP_NUM_THREADS=1):
     best → there                           ResNet-56 at 47 %, fine-tuned for 20 epochs; then the
                                            same ranking, fine-tuned for two, as in resnet56
     taught, best → slower                  the same with lower learning rates
+    repaired20, repaired56                 cut and repaired, by norms and by a ranking learned with
+                                           --fitness repair; then one epoch with the dense network
+                                           as teacher
     resnet20-0, resnet56, best → latency   latency of all methods on this CPU
     resnet20-0, resnet56, best → a57       instructions on an emulated Cortex-A57 (needs --a57 DIR)
 
@@ -116,6 +119,7 @@ def tau(experiment: Experiment) -> None:
     pool = ("--candidates", 14, "--population", 14, "--sample", 14, "--mutate", 0.3)
     pool = (*pool, "--start", "level", "--flops", 0.3, *EXACT)
     fitness: dict[str, tuple] = {"bn": ("--fitness", "bn"), "0": ("--fitness", "none")}
+    fitness["repair"] = ("--fitness", "repair")
     fitness |= {str(n): ("--fitness", "finetune", "--steps", n) for n in (10, 50, 200)}
     for name, arguments in fitness.items():
         experiment.learn(folder / f"tau-{name}.json", "resnet20", *pool, *arguments)
@@ -173,6 +177,35 @@ def there(experiment: Experiment) -> None:
     experiment.tune(
         experiment.prune("resnet56", experiment.out / "best/ranking.json", 0.47, net), 2
     )
+
+
+def repaired(
+    arch: str, learned_at: str, budgets: str, tuned_at: int, experiment: Experiment
+) -> None:
+    """Cut and repaired networks on the test images, and one epoch from a repaired one."""
+    folder, images = experiment.folder(f"repaired/{arch}"), ("--images", 512)
+    search = ("--fitness", "repair", "--flops", learned_at, "--candidates", 120, *EXACT)
+    search = (*search, "--population", 24, "--sample", 8, "--sigma-end", 0.2, "--val-images", 500)
+    ranking = experiment.learn(folder / "ranking.json", arch, *search)
+    teacher = experiment.dense(arch)[0]
+    for name, order in {"norm": None, "legr": ranking}.items():
+        cut, new = folder / name, folder / f"{name}-repaired"
+        scores = {nets: folder / f"{nets.name}.scores.json" for nets in (cut, new)}
+        tuned = folder / f"{name}-tuned{tuned_at}.json"
+        if all(result.exists() for result in (*scores.values(), tuned)):
+            continue
+        nets = sorted(experiment.prune(arch, order, budgets, cut).glob("*.safetensors"))
+        if not new.exists():
+            options = ("--dense", teacher, *experiment.data, *images, "--out", new)
+            experiment.legr("repair", *nets, *options)
+        for made, result in scores.items():
+            networks = sorted(made.glob("*.safetensors"))
+            experiment.legr("evaluate", *networks, *experiment.data, result=result)
+        tune = ("--teacher", teacher, "--epochs", 1, "--amp", "--resume")
+        tune = (*experiment.data, *tune, "--out", tuned.with_suffix(".safetensors"))
+        experiment.legr(
+            "finetune", new / f"{arch}-flops{tuned_at}.safetensors", *tune, result=tuned
+        )
 
 
 MEASURED = {  # budgets of the networks to measure, and the learned ranking
@@ -252,6 +285,8 @@ def _candidates(ranking: Path, numbers: Iterable[int], folder: Path) -> list[Pat
 
 STAGES: dict[str, Callable[[Experiment], None]] = {
     **{f"resnet20-{seed}": partial(resnet20, seed) for seed in range(3)},
+    "repaired20": partial(repaired, "resnet20", "0.3,0.5", "0.3,0.5", 30),
+    "repaired56": partial(repaired, "resnet56", "0.2,0.47", "0.2,0.3,0.47", 47),
     **{f"zeta{name}": partial(zeta, name) for name in ("20", "40", "60", "80", "20-80")},
     **{
         stage.__name__: stage

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import repaired as repair_results
 import tables
+from repaired import percent
 
 
 def read_json(path: Path) -> Any:
@@ -32,11 +34,6 @@ def grid(head: list[str], rows: list[list[str]]) -> str:
     """Format a Markdown table."""
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
-
-
-def percent(share: float) -> str:
-    """Format a share as a percentage without the sign: `91.73`."""
-    return f"{100 * share:.2f}"
 
 
 def ranks(numbers: list[float]) -> list[float]:
@@ -115,6 +112,7 @@ FITNESS = {
     "50": "`finetune`, 50 steps",
     "200": "`finetune`, 200 steps",
     "bn": "`bn`",
+    "repair": "`repair`",
 }
 
 
@@ -131,16 +129,28 @@ def tau(raw: Path) -> str:
     rows = []
     for name, label in FITNESS.items():
         lines = history(raw / f"tau/tau-{name}.history.jsonl")
-        fitness = [lines[n]["accuracy"] for n in range(len(after))]
+        fitness = [_fitness(lines[n]) for n in range(len(after))]
         seconds = [line["seconds"] for line in lines if "seconds" in line]
         linear = statistics.correlation(fitness, after)
         ranked = statistics.correlation(ranks(fitness), ranks(after))
         chosen = after[max(range(len(after)), key=fitness.__getitem__)]
-        cells = [f"{100 * min(fitness):.1f} to {100 * max(fitness):.1f}", f"{linear:.2f}"]
+        accuracy = [100 * lines[n]["accuracy"] for n in range(len(after))]
+        cells = [f"{min(accuracy):.1f} to {max(accuracy):.1f}", f"{linear:.2f}"]
         cells += [f"{ranked:.2f}", percent(chosen), f"{statistics.median(seconds):.1f}"]
         rows.append([label, *cells])
-    head = ["`--fitness`", "values, %", "Pearson", "Spearman", "its best, fine-tuned, %"]
+    head = ["`--fitness`", "accuracies, %", "Pearson", "Spearman", "its best, fine-tuned, %"]
     return grid([*head, "s per candidate"], rows)
+
+
+def _fitness(line: dict) -> float:
+    """What a candidate was ranked by: its accuracy, or its closeness to the dense network."""
+    return -line["divergence"] if "divergence" in line else line["accuracy"]
+
+
+def repaired(raw: Path) -> str:
+    """ResNets cut, repaired, and tuned for one epoch."""
+    head = ["", "FLOPs", "ranking", "cut, %", "repaired, %", "after one epoch, %"]
+    return grid(head, repair_results.rows(raw))
 
 
 def spread(raw: Path) -> str:
@@ -341,7 +351,7 @@ def teacher(raw: Path) -> str:
 PARTS: dict[str, Callable[[Path], str]] = {
     f"cifar10 {part.__name__}": part
     for part in (
-        *(resnet20, resnet56, best, zeta, tau, spread, candidates, latency),  # docs/lab/
+        *(resnet20, resnet56, best, zeta, tau, spread, candidates, latency, repaired),  # docs/lab/
         *(headline, budgets, deep, cost, speed, teacher),  # docs/results.md
     )
 }

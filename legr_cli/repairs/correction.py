@@ -11,9 +11,8 @@ which inverts f exactly where it works on each element by itself (norms, scales,
 slices), and is the least-squares solution for upsampling and average pooling. Which ops are affine
 is tested on the values themselves, so that no table of them is needed.
 
-Behind the affine ops there often is an activation g that is flat somewhere, such as ReLU. Once the
-layer is fitted to y*, its present output y is known, and errors that g hides no longer count: S is
-replaced by T = f(y) + g(S) − g(f(y)) where g(T) = g(S), and the layer is fitted again.
+Behind the affine ops there often is an activation that is flat somewhere, such as ReLU: it hides
+some errors, which `activations.py` leaves out.
 """
 
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from legr_cli.repairs.lockstep import Graph, Lockstep, Values
 
 _ROUNDING = 1e-3  # relative deviation from affine that float32 explains
 _SMALLEST = 1e-6  # of JᵀJ1, relative to its largest value: below, an element is left alone
+_ELEMENTWISE = (OpKind.ELEMENTWISE, OpKind.CHANNELWISE)
 _NEIGHBOUR = 0.1  # distance of a value's neighbour, in standard deviations
 _FLAT = 0.01  # share of the values from which on an activation counts as flat
 
@@ -40,66 +40,51 @@ class Correction:
     layer: fx.Node  # of the pruned graph
     path: tuple[fx.Node, ...]  # affine ops, from the layer's user to the value
     sums: bool  # whether other operands enter on the path
-    activation: fx.Node | None  # a flat activation that is alone in reading the value
+    activation: fx.Node | None = None  # a flat activation that is alone in reading the value
 
     @property
     def end(self) -> fx.Node:
         """The node of the value."""
         return (self.layer, *self.path)[-1]
 
-    def target(
-        self,
-        lockstep: Lockstep,
-        kept: Kept,
-        values: tuple[Values, Values],
-        output: Tensor | None = None,
-    ) -> Tensor:
-        """The corrected target, from the values of one batch at the layer.
-
-        `output` is what the fitted layer gives; without it, nothing is known about the activation.
-        """
-        dense, graph = values[0], lockstep.pruned
+    def target(self, lockstep: Lockstep, kept: Kept, values: tuple[Values, Values]) -> Tensor:
+        """The corrected target of the layer, from the values of one batch at the layer."""
+        dense, pruned = values
         own = restricted(lockstep, kept, self.layer, dense)
-        start = own if output is None else output.reshape(own.shape)
-        others = _with_operands(graph, self.layer, self.path, {**values[1], self.layer: start})
+        others = _with_operands(lockstep.pruned, self.layer, self.path, {**pruned, self.layer: own})
         with torch.enable_grad():
-            y = start.detach().requires_grad_()
-            reached = self._follow(graph, y, others)
+            y = own.detach().requires_grad_()
+            reached = self._follow(lockstep.pruned, y, others)
             with torch.no_grad():
-                direction = self._follow(graph, start + 1, others) - reached
-                error = self._dense_value(lockstep, kept, dense) - reached
-                if output is not None:
-                    error = self._visible(graph, error, reached)
+                direction = self._follow(lockstep.pruned, own + 1, others) - reached
+                error = self.dense_value(lockstep, kept, dense) - reached
             (back,) = torch.autograd.grad(reached, y, error, retain_graph=True)
             (scale,) = torch.autograd.grad(reached, y, direction)
         solvable = scale > _SMALLEST * scale.max()
-        return start + torch.where(solvable, back / scale, 0.0)
+        return own + torch.where(solvable, back / scale, 0.0)
 
-    def _dense_value(self, lockstep: Lockstep, kept: Kept, dense: Values) -> Tensor:
+    def reached(self, lockstep: Lockstep, pruned: Values, output: Tensor) -> tuple[Tensor, Tensor]:
+        """The value at the end of an elementwise path, given the layer's output, and its slope."""
+        graph = lockstep.pruned
+        others = _with_operands(graph, self.layer, self.path, {**pruned, self.layer: output})
+        value = self._follow(graph, output, others)
+        return value, self._follow(graph, output + 1, others) - value
+
+    def dense_value(self, lockstep: Lockstep, kept: Kept, dense: Values) -> Tensor:
         """The dense value at the end of the path, without the removed channels."""
         graph, end = lockstep.dense, lockstep.original[self.end]
         values = graph.run_aside(graph.missing(end, dense), dense)
         return restricted(lockstep, kept, self.end, values)
 
-    def _follow(self, graph: Graph, y: Tensor, values: Values) -> Tensor:
-        """The value at the end of the path, given the layer's output."""
-        return graph.run_aside(list(self.path), {**values, self.layer: y * 1})[self.end]
-
-    def _visible(self, graph: Graph, error: Tensor, reached: Tensor) -> Tensor:
-        """The error, or the smaller one that is left of it behind the activation if that will do.
-
-        On the way to a flat part of ReLU and its like, it is enough to reach the edge.
-        """
-        wanted = self._activated(graph, reached + error)
-        left = wanted - self._activated(graph, reached)
-        enough = self._activated(graph, reached + left) == wanted
-        return torch.where(enough, left, error)
-
-    def _activated(self, graph: Graph, value: Tensor) -> Tensor:
-        """The activation of a value."""
+    def activated(self, graph: Graph, value: Tensor) -> Tensor:
+        """The activation of values."""
         assert self.activation is not None
-        activated: Tensor = graph.run_aside([self.activation], {self.end: value})[self.activation]
-        return activated
+        result: Tensor = graph.run_aside([self.activation], {self.end: value})[self.activation]
+        return result
+
+    def is_elementwise(self, graph: Graph) -> bool:
+        """Whether every element of the value depends on one of the layer's output, in its place."""
+        return all(graph.kind(node) in _ELEMENTWISE for node in self.path)
 
     def is_flat(self, lockstep: Lockstep, kept: Kept, dense: Values) -> bool:
         """Whether the activation maps many of the dense values and their neighbours to one."""
@@ -108,10 +93,14 @@ class Correction:
             return False
         if graph.kind(node) is not OpKind.ELEMENTWISE:
             return False
-        value = self._dense_value(lockstep, kept, dense)
+        value = self.dense_value(lockstep, kept, dense)
         step = _NEIGHBOUR * value.std()
-        same = self._activated(graph, value) == self._activated(graph, value + step)
+        same = self.activated(graph, value) == self.activated(graph, value + step)
         return bool(step > 0) and float(same.float().mean()) > _FLAT
+
+    def _follow(self, graph: Graph, y: Tensor, values: Values) -> Tensor:
+        """The value at the end of the path, given the layer's output."""
+        return graph.run_aside(list(self.path), {**values, self.layer: y * 1})[self.end]
 
 
 def restricted(lockstep: Lockstep, kept: Kept, node: fx.Node, dense: Values) -> Tensor:
@@ -126,11 +115,15 @@ def restricted(lockstep: Lockstep, kept: Kept, node: fx.Node, dense: Values) -> 
 
 
 def plan(
-    lockstep: Lockstep, kept: Kept, layer: fx.Node, values: tuple[Values, Values]
+    lockstep: Lockstep,
+    kept: Kept,
+    layer: fx.Node,
+    values: tuple[Values, Values],
+    activations: bool = True,
 ) -> Correction | None:
     """Follow a layer's output to a flat activation, or to the last sum that it can correct.
 
-    None if there is neither.
+    None if there is neither; `activations=False` looks for sums only.
     """
     graph, path = lockstep.pruned, list[fx.Node]()
     chain = _chain(graph, layer)
@@ -143,11 +136,11 @@ def plan(
     joins = [_joins(node, {layer, *path}) for node in path]
     ends = [_restrictable(lockstep, kept, node) for node in path]
     last_sum = max((i + 1 for i, j in enumerate(joins) if j and ends[i]), default=0)
-    if len(path) < len(chain) and all(ends[-1:]):
+    if activations and len(path) < len(chain) and all(ends[-1:]):
         found = Correction(layer, tuple(path), last_sum > 0, chain[len(path)])
-        if found.is_flat(lockstep, kept, values[0]):
+        if found.is_elementwise(graph) and found.is_flat(lockstep, kept, values[0]):
             return found
-    return Correction(layer, tuple(path[:last_sum]), True, None) if last_sum else None
+    return Correction(layer, tuple(path[:last_sum]), sums=True) if last_sum else None
 
 
 def _affine_length(

@@ -1,7 +1,9 @@
 """Repair the layers of a pruned network one after the other, in the order in which they run."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from legr_cli.channels.trace import fetch_attr
 from legr_cli.channels.units import Kept
 from legr_cli.errors import ModelError
 from legr_cli.progress import Progress, Report
+from legr_cli.repairs.activations import ActivationRows
 from legr_cli.repairs.calls import LinearCall, record
 from legr_cli.repairs.correction import Correction, plan, restricted
 from legr_cli.repairs.lockstep import DenseValues, Lockstep, Stop, Values
@@ -24,6 +27,7 @@ from legr_cli.repairs.regression import Regression
 
 ROWS = 20  # for each unknown
 LEAST_ROWS = 20_000  # for each layer
+ROW_MEMORY = 1 << 29  # bytes of a layer's rows that are kept to fit it again
 REFITS = 2  # of a layer before a flat activation
 _CHUNK = 1 << 22  # numbers of a matrix of rows that are in memory at once
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -50,13 +54,15 @@ def repair_layers(
     seed: int,
     progress: Report,
     correct: bool = True,
+    refits: int = REFITS,
     rows: int | None = None,
     known: DenseValues | None = None,
 ) -> list[RepairedLayer]:
     """Give every layer of `pruned` new weights, in place.
 
-    `correct=False` leaves out the residual correction, to see what it is worth. `rows` limits the
-    rows of each layer. `known` are values of the dense network on the same batches.
+    `correct=False` leaves out the correction of sums and activations, to see what it is worth.
+    `refits` is how often a layer before a flat activation is fitted again. `rows` limits the rows
+    of each layer. `known` are values of the dense network on the same batches.
     """
     lockstep, results = Lockstep(units, pruned, batches, known), list[RepairedLayer]()
     calls = _calls_by_layer(lockstep)
@@ -64,7 +70,7 @@ def repair_layers(
         for number, (layer, nodes) in enumerate(calls):
             progress(Progress(number, len(calls), f"repairing {layer.name}"))
             work = _LayerRepair(lockstep, kept, layer, nodes, seed + number, correct, rows)
-            results.append(work.run(ridge))
+            results.append(work.run(ridge, refits))
     unsupported = units.flow.unsupported
     return results + [
         RepairedLayer(name, "it has no rule, so it is not cut") for name in unsupported
@@ -99,56 +105,46 @@ class _LayerRepair:
         self.weight, self.bias = _tensors_of(lockstep.pruned.traced, layer, nodes[0])
         self.norm = _norm_after(lockstep, nodes[0]) if self.bias is None else None
         self.correction: Correction | None = None
-        self.regression: Regression | None = None
+        self.regression: Regression
         self.call: LinearCall | None = None
+        self.keeps_rows, self.kept_rows = False, list[ActivationRows]()
         self.seen = dict.fromkeys(nodes, 0)  # rows of each call so far
         self.share = 1.0  # of all rows, those that are used
 
-    def run(self, ridge: float) -> RepairedLayer:
+    def run(self, ridge: float, refits: int) -> RepairedLayer:
         """Fit the layer and give it its new weights."""
         if sharing := self._sharing():
             return RepairedLayer(self.layer.name, f"it shares its weights with {sharing[0]}")
-        if (reason := self._fit(ridge)) is not None:
+        if (reason := self._gather_all(refits)) is not None:
             return RepairedLayer(self.layer.name, reason)
-        if self.correction is not None and self.correction.activation and len(self.nodes) == 1:
-            for _ in range(REFITS):
-                self._restart()
-                self._fit(ridge, again=True)
-        assert self.regression is not None
-        assert self.call is not None
-        unknowns = self.call.matrix(self.weight).shape[1]
-        corrects = self.correction is not None and self.correction.sums
-        return RepairedLayer(self.layer.name, None, self.regression.count, unknowns, corrects)
-
-    def _fit(self, ridge: float, again: bool = False) -> str | None:
-        """Solve for new weights; a string says why that is impossible.
-
-        `again`: the layer is fitted already, so what it gives now is taken into account.
-        """
-        first = self.nodes[0]
-        own = self.lockstep.original[first]
-        stop = Stop(self.lockstep.dense.index[own] + 1, self.lockstep.pruned.index[first])
-        visits = zip(self.lockstep.lengths, self.lockstep.visit(stop), strict=True)
-        for batch, (length, values) in enumerate(visits):
-            if batch == 0 and self.correct and not again:
-                self.correction = plan(self.lockstep, self.kept, first, values)
-            for node in self.nodes:
-                if (reason := self._gather(node, values, length, again)) is not None:
-                    return reason
-        assert self.regression is not None
         if not self.regression.finite:
             raise ModelError(
                 f"layer '{self.layer.name}' reads or gives NaN or infinite values on these images: "
                 "are they normalized as the network was trained?"
             )
-        self._update(*self.regression.solve(ridge))
-        return None
+        self._solve(ridge)
+        for _ in range(refits if self.kept_rows else 0):
+            self._hide()
+            self._solve(ridge)
+        unknowns = self.call.matrix(self.weight).shape[1] if self.call else 0
+        corrects = self.correction is not None and self.correction.sums
+        return RepairedLayer(self.layer.name, None, self.regression.count, unknowns, corrects)
 
-    def _restart(self) -> None:
-        """Forget the targets, but not the inputs."""
-        assert self.regression is not None
-        self.regression.restart()
-        self.seen = dict.fromkeys(self.nodes, 0)
+    def _gather_all(self, refits: int) -> str | None:
+        """Run both networks up to the layer, and add the rows of all calls and batches."""
+        first = self.nodes[0]
+        own = self.lockstep.original[first]
+        stop = Stop(self.lockstep.dense.index[own] + 1, self.lockstep.pruned.index[first])
+        visits = zip(self.lockstep.lengths, self.lockstep.visit(stop), strict=True)
+        for batch, (length, values) in enumerate(visits):
+            if batch == 0 and self.correct:
+                # to fit again, all rows must be in front of the activation
+                activations = refits > 0 and len(self.nodes) == 1
+                self.correction = plan(self.lockstep, self.kept, first, values, activations)
+            for node in self.nodes:
+                if (reason := self._gather(node, values, length)) is not None:
+                    return reason
+        return None
 
     def _sharing(self) -> list[str]:
         """The other layers with the same weights, which one solution would not fit."""
@@ -156,20 +152,29 @@ class _LayerRepair:
         layers = flow.layers.values()
         return [other.name for other in layers if other is not own and other.weight is own.weight]
 
-    def _gather(
-        self, node: fx.Node, values: tuple[Values, Values], images: int, again: bool
-    ) -> str | None:
+    def _gather(self, node: fx.Node, values: tuple[Values, Values], images: int) -> str | None:
         """Add the rows of one call on one batch; a string says why that is impossible."""
         dense, pruned = values if node is self.nodes[0] else self._later(node, values)
         call = record(lambda: self.lockstep.pruned.run(node, pruned), self.weight)
         if isinstance(call, str):
             return call
-        if self.correction is not None and node is self.nodes[0]:
-            output = call.output if again else None
-            target = self.correction.target(self.lockstep, self.kept, (dense, pruned), output)
+        self._prepare(call, images)
+        fix = self.correction if node is self.nodes[0] else None
+        if fix is not None and fix.activation is not None:
+            wanted = fix.dense_value(self.lockstep, self.kept, dense)
+            output = call.output.reshape(wanted.shape)
+            value, slope = fix.reached(self.lockstep, pruned, output)
+            for rows in self._sample(node, call):
+                parts = (call.outputs_at(part, rows) for part in (value, slope, wanted))
+                self._add(ActivationRows(call.inputs_at(rows), *parts))
+            return None
+        if fix is not None:
+            target = fix.target(self.lockstep, self.kept, (dense, pruned))
         else:
             target = restricted(self.lockstep, self.kept, node, dense)
-        self._add(node, call, target, images)
+        for rows in self._sample(node, call):
+            residual = call.outputs_at(target, rows) - call.outputs_at(call.output, rows)
+            self.regression.add(call.inputs_at(rows), residual)
         return None
 
     def _later(self, node: fx.Node, values: tuple[Values, Values]) -> tuple[Values, Values]:
@@ -190,38 +195,55 @@ class _LayerRepair:
             before = graph.missing(node, pruned)[:-1]
         return dense, graph.run_aside(before, pruned)
 
-    def _add(self, node: fx.Node, call: LinearCall, target: Tensor, images: int) -> None:
-        """Add a sample of the rows of a call."""
-        count = math.prod(call.row_shape)
-        unknowns = call.matrix(self.weight).shape[1]
-        if self.regression is None:
-            wanted = self.rows or max(ROWS * unknowns, LEAST_ROWS)
-            available = count * len(self.nodes) * sum(self.lockstep.lengths) / images
-            self.share = min(1.0, wanted / available)
-            centred = self.bias is not None or self.norm is not None
-            self.regression = Regression(centred, few=min(wanted, available) <= unknowns)
+    def _prepare(self, call: LinearCall, images: int) -> None:
+        """At the first call, decide how many rows to use and how to solve for them."""
+        if self.call is not None:
+            return
         self.call = call
-        size = max(1, _CHUNK // (unknowns * call.groups))
-        for rows in self._sample(node, count).split(size):
-            x = call.inputs_at(rows)
-            r = call.outputs_at(target, rows) - call.outputs_at(call.output, rows)
-            self.regression.add(x, r)
+        count, unknowns = math.prod(call.row_shape), call.matrix(self.weight).shape[1]
+        wanted = self.rows or max(ROWS * unknowns, LEAST_ROWS)
+        available = count * len(self.nodes) * sum(self.lockstep.lengths) / images
+        self.share = min(1.0, wanted / available)
+        used = min(wanted, available)
+        self.keeps_rows = used * unknowns * call.groups * 4 <= ROW_MEMORY
+        centred = self.bias is not None or self.norm is not None
+        self.regression = Regression(centred, few=used <= unknowns)
 
-    def _sample(self, node: fx.Node, count: int) -> Tensor:
+    def _sample(self, node: fx.Node, call: LinearCall) -> Iterator[Tensor]:
         """The next rows of a call to use: evenly spread, whatever the size of the batches."""
+        count, unknowns = math.prod(call.row_shape), call.matrix(self.weight).shape[1]
         numbers = torch.arange(self.seen[node], self.seen[node] + count, dtype=torch.float64)
         self.seen[node] += count
-        return ((numbers * _GOLDEN + self.seed * math.sqrt(2)) % 1 < self.share).nonzero().flatten()
+        used = ((numbers * _GOLDEN + self.seed * math.sqrt(2)) % 1 < self.share).nonzero().flatten()
+        yield from used.split(max(1, _CHUNK // (unknowns * call.groups)))
 
-    def _update(self, delta: Tensor, shift: Tensor) -> None:
-        """Add to weight and bias; without a bias, the norm that follows takes the shift."""
+    def _add(self, rows: ActivationRows) -> None:
+        """Add rows in front of an activation, and keep them if there is room."""
+        self.regression.add(rows.inputs, rows.residual())
+        if self.keeps_rows:
+            self.kept_rows.append(rows)
+
+    def _solve(self, ridge: float) -> None:
+        """Give the layer its new weights."""
         assert self.call is not None
+        delta, shift = self.regression.solve(ridge)
+        for rows in self.kept_rows:
+            rows.move(delta, shift)
         self.weight.add_(self.call.weight(delta.to(self.weight.dtype), self.weight))
         if self.bias is not None:
             self.bias.add_(shift.flatten())
         elif self.norm is not None:
             assert self.norm.running_mean is not None
             self.norm.running_mean.sub_(shift.flatten())
+
+    def _hide(self) -> None:
+        """Replace the residuals of the rows that are kept by what their activation shows."""
+        fix = self.correction
+        assert fix is not None
+        self.regression.restart()
+        for rows in self.kept_rows:
+            shown = rows.residual(partial(fix.activated, self.lockstep.pruned))
+            self.regression.add(rows.inputs, shown)
 
 
 def _tensors_of(

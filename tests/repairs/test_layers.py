@@ -1,6 +1,5 @@
 """The engine on tiny networks: what can be recovered is, in any batches, the same each time."""
 
-import copy
 from typing import Any
 
 import laws
@@ -9,38 +8,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from repairing import halved, pictures, repaired
+from torch import Tensor, nn
 
-from legr_cli.channels import Units, apply, couple
-from legr_cli.channels.units import Kept
+from legr_cli.channels import apply, couple
 from legr_cli.cost import price
-from legr_cli.progress import silent
 from legr_cli.repairs import layers as engine
 from legr_cli.repairs import lockstep
 from legr_cli.repairs.closeness import divergences
-from legr_cli.repairs.correction import plan
-from legr_cli.repairs.layers import RepairedLayer, repair_layers
-from legr_cli.repairs.lockstep import Lockstep, Stop
-
-
-def pictures(count: int, seed: int = 5) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, *nets.INPUT, generator=generator)
-
-
-def halved(name: str, share: float = 0.6) -> tuple[Units, Kept, fx.GraphModule]:
-    """A network of `nets`, and what is left of it."""
-    units = couple(nets.make(name).float(), nets.INPUT)
-    kept = laws.plan(units, price(units), share)
-    return units, kept, apply(units, kept)
-
-
-def repaired(
-    units: Units, kept: Kept, cut: fx.GraphModule, batches: list[Tensor], **options: Any
-) -> tuple[fx.GraphModule, list[RepairedLayer]]:
-    smaller = copy.deepcopy(cut)
-    options = {"ridge": 0.1, "seed": 0, **options}
-    return smaller, repair_layers(units, kept, smaller, batches, progress=silent, **options)
 
 
 class Doubles(nn.Module):
@@ -160,97 +135,6 @@ def test_shared_layers_get_one_solution_for_all_calls() -> None:
     rows = {layer.name: layer.rows for layer in found}
     assert rows["stem"] == 5 * 16 * 16
     assert rows["again"] == 2 * rows["stem"]
-
-
-def values_at(units: Units, cut: fx.GraphModule, images: Tensor, layer: str) -> tuple:
-    """Both networks run up to a layer."""
-    both = Lockstep(units, cut, [images])
-    node = next(n for n in both.pruned.nodes if n.target == layer)
-    stop = Stop(both.dense.index[both.original[node]] + 1, both.pruned.index[node])
-    [values] = both.visit(stop)
-    return both, node, values
-
-
-def test_a_residual_layer_takes_back_the_error_of_the_stream() -> None:
-    """bn(b) + x: the target of b is its dense output plus the error of x over the norm's scale."""
-    units, kept, cut = halved("residual")
-    images = pictures(6)
-    with torch.no_grad():
-        cut.stem.weight.mul_(1.3)  # now the stream is wrong
-        both, node, values = values_at(units, cut, images, "b")
-        correction = plan(both, kept, node, values)
-        assert correction is not None
-        target = correction.target(both, kept, values)
-        traced = units.flow.traced
-        stays = torch.from_numpy(units.keeps(kept, units.flow.layers["b"].out))
-        stream = traced.stem(images)
-        own = traced.b(F.relu(traced.bn1(traced.a(stream))))[:, stays]
-        error = stream[:, stays] - cut.stem(images)
-        scale = cut.bn2.weight / (cut.bn2.running_var + cut.bn2.eps).sqrt()
-    assert torch.allclose(target, own + error / scale[:, None, None], atol=1e-4)
-
-
-class Blocks(nn.Module):
-    """conv13 ─┬─ conv23 - bn - relu - conv13 - bn ─(+)─ relu, five times"""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nets.conv(3, 13)
-        self.wide = nn.ModuleList(nets.conv(13, 23, bias=False) for _ in range(5))
-        self.narrow = nn.ModuleList(nets.conv(23, 13, bias=False) for _ in range(5))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(w) for w in (23, 13) * 5)
-        self.last = nets.conv(13, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for i in range(5):
-            y = F.relu(self.norms[2 * i](self.wide[i](x)))
-            x = F.relu(self.norms[2 * i + 1](self.narrow[i](y)) + x)
-        return self.last(x)
-
-
-def test_the_residual_correction_pays() -> None:
-    torch.manual_seed(0)
-    units = couple(nets.enliven(Blocks()), nets.INPUT)
-    kept = laws.plan(units, price(units), 0.5)
-    cut, images = apply(units, kept), pictures(200)
-    found = []
-    for correct in (False, True):
-        smaller, layers = repaired(units, kept, cut, [images[:100]], correct=correct)
-        found += divergences([smaller], units.flow.traced, [images[100:]])
-        corrects = [layer.name for layer in layers if layer.corrects]
-        assert corrects == [f"narrow.{i}" for i in range(5) if correct]
-    assert found[1] < 0.95 * found[0]
-
-
-class Merges(nn.Module):
-    """Sums and products that a layer can or cannot correct."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.gate = nets.conv(3, 13), nets.conv(3, 13)
-        self.a, self.b, self.c = (nets.conv(13, 13) for _ in range(3))
-        self.linear, self.low = nn.Linear(13, 13), nets.conv(13, 13, stride=2)
-        self.scale = nn.Parameter(torch.rand(13, 1, 1) + 0.5)
-        self.head = nets.head(13)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, x = torch.sigmoid(self.gate(x)), self.stem(x)
-        x = F.relu(self.a(x) + self.b(x) + x)  # a: the other sums are not known yet
-        x = F.relu(self.c(x)) + x  # c: not affine
-        y = self.linear(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        x = F.relu(x + self.scale * y)
-        x = gate * F.interpolate(self.low(x), scale_factor=2) + x
-        return self.head(x)
-
-
-def test_sums_through_permutations_scales_gates_and_upsampling() -> None:
-    torch.manual_seed(0)
-    units = couple(nets.enliven(Merges()), nets.INPUT)
-    kept = laws.plan(units, price(units), 0.5)
-    cut = apply(units, kept)
-    _, found = repaired(units, kept, cut, [pictures(20)])
-    assert [layer.name for layer in found if layer.corrects] == ["b", "linear", "low"]
 
 
 def test_nothing_wrong_means_nothing_changes() -> None:
