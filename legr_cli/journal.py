@@ -15,8 +15,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from legr_cli.arguments import option
 from legr_cli.errors import LegrError, OutputError, first_line
-from legr_cli.settings import option
 
 VERSION = 1
 _LABELS = {  # header fields that must match on resume, and what to call them in messages

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from legr_cli.arguments import as_tuple
 from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.check import disagreement
 from legr_cli.channels.inputs import submodule
 from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params, price
-from legr_cli.cut import arrange, cut, floor, uniform_scores
+from legr_cli.cut import UNLEARNED, arrange, cut, floor
 from legr_cli.errors import LegrError, SettingError
 from legr_cli.latency import Clock, Timing, fast_enough
 from legr_cli.models.card import without_results
@@ -33,7 +34,7 @@ from legr_cli.ranking import (
     importance,
     read_ranking,
 )
-from legr_cli.settings import Align, LayerShares, Prune, parse_align
+from legr_cli.settings import Align, LayerShares, Prune, check_min_keep, parse_align
 from legr_cli.shapes import Shapes
 from legr_cli.targets import TARGETS, Target
 from legr_cli.version import __version__
@@ -98,7 +99,10 @@ def _scores(analysis: Analysis, ranking: Ranking) -> np.ndarray:
     if ranking.metric != filters.metric:
         filters = collect_filters(analysis.units, ranking.metric)
     scores = importance(filters, ranking)
-    return uniform_scores(scores, analysis.cost.group_of) if ranking.method == "uniform" else scores
+    unlearned = UNLEARNED.get(ranking.method)
+    if unlearned is None or unlearned.scores is None:
+        return scores
+    return unlearned.scores(scores, analysis.cost.group_of)
 
 
 def plans(
@@ -309,10 +313,11 @@ def _min_keep(
     min_keep: float | Mapping[str, float], keep: Sequence[str]
 ) -> tuple[float, LayerShares]:
     """The share of all layers to keep, and those of some."""
-    layers = [(pattern, 1.0) for pattern in keep]
-    if isinstance(min_keep, Mapping):
-        return Prune.min_keep, (*layers, *min_keep.items())
-    return min_keep, tuple(layers)
+    by_pattern = min_keep if isinstance(min_keep, Mapping) else {}
+    share = Prune.min_keep if isinstance(min_keep, Mapping) else min_keep
+    layers = (*((pattern, 1.0) for pattern in as_tuple(keep, "keep")), *by_pattern.items())
+    check_min_keep(share, layers)
+    return share, layers
 
 
 def summarize(

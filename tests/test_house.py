@@ -16,7 +16,17 @@ import legr_cli
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "legr_cli"
 ROOMS = [
-    *("version", "errors", "shapes", "targets", "settings", "files", "journal", "progress"),
+    *(
+        "version",
+        "errors",
+        "arguments",
+        "shapes",
+        "targets",
+        "settings",
+        "files",
+        "journal",
+        "progress",
+    ),
     *("channels", "models", "flop_handles", "cost", "latency", "ranking", "cut", "pruning"),
     *("data", "repairs", "training", "search", "baselines", "deploy", "reports"),
     *("commands", "cli", "__main__"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from legr_cli.arguments import as_path, as_shares, as_tuple, check_instance
 from legr_cli.baselines.comparison import (
     COMPARISON,
     ComparisonRun,
@@ -25,7 +26,8 @@ from legr_cli.errors import LegrError, OutputError
 from legr_cli.files import check_folder, check_resume, staged
 from legr_cli.journal import Line, journal, read_header
 from legr_cli.models.network import Network, as_network
-from legr_cli.progress import Message, Progress, Report, Status, interruptible, silent
+from legr_cli.models.save import check_card
+from legr_cli.progress import Message, Progress, Report, Status, interruptible, reporting, silent
 from legr_cli.pruning import analyze
 from legr_cli.search.fitness import resolved_steps
 from legr_cli.search.setup import check_fitness
@@ -123,10 +125,13 @@ def compare(
     Example:
         >>> result = legr_cli.compare(dense, loader, "versus", flops=[0.3, 0.5], epochs=10)
     """
+    check_instance(settings, Compare, "settings")
     if settings is None:
-        targets = tuple(Target("flops", share) for share in flops)
+        targets = tuple(Target("flops", share) for share in as_shares(flops, "flops"))
         training = settings_of(recipe, **given(epochs=epochs))
-        settings = Compare(methods=check_methods(methods), targets=targets, training=training)
+        settings = Compare(
+            methods=check_methods(as_tuple(methods, "methods")), targets=targets, training=training
+        )
     overrides = given(candidates=candidates, repeats=repeats, seed=seed)
     images = as_images(
         data,
@@ -136,15 +141,18 @@ def compare(
         pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
         ignore_class_names=ignore_class_names,
     )
+    network = as_network(model, input_shape or images.shape, arch).copied()
+    if arch is not None:
+        check_card(network)  # or the files could not be opened again
     return compare_network(
-        as_network(model, input_shape or images.shape, arch).copied(),
+        network,
         images,
         replace(settings, **overrides),
-        Path(out),
+        as_path(out, "out"),
         resume=resume,
         force=force,
         device=device,
-        progress=progress or silent,
+        progress=reporting(progress),
     )
 
 

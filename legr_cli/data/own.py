@@ -45,11 +45,17 @@ class OwnPart:
     rows: Rows
     labels: int | None  # number of classes; None: targets are not labels
 
+    def __post_init__(self) -> None:
+        if self.labels is not None and isinstance(self.rows, TensorRows):
+            _check_labels(self.rows.targets, self.labels)  # at once: nothing has been written yet
+
     def batches(self, order: list[list[int]], seed: int, workers: int | None) -> Iterator[Batch]:
         """Batches, each checked."""
         for batch in self.rows.batches(order, seed, workers):
             images, targets = as_pair(batch)
             _check_shape(images, self.rows.shape)
+            if not images.isfinite().all():
+                raise DataError("data has images with NaN or infinite values")
             if self.labels is not None:
                 _check_labels(targets, self.labels)
             yield images, targets

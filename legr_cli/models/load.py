@@ -1,10 +1,11 @@
 """`legr_cli.load`: a file or a name → a module that carries its card."""
 
 from collections.abc import Callable, Sequence
-from os import PathLike, fspath
+from os import PathLike
 
 from torch import nn
 
+from legr_cli.arguments import as_path, check_number
 from legr_cli.models.network import open_network
 from legr_cli.shapes import Shapes, check_shapes
 
@@ -38,9 +39,12 @@ def load(
     Raises:
         CheckpointError: The file is missing, damaged, unsafe or holds another network.
         ModelError: The architecture is unknown or cannot be built.
+        SettingError: An argument has the wrong type.
 
     Example:
         >>> dense = legr_cli.load("resnet56.th", arch="resnet56")
     """
     shape = None if input_shape is None else check_shapes(input_shape)
-    return open_network(fspath(path), arch, classes, shape, seed, weights=weights).carried()
+    name = path if isinstance(path, str) else str(as_path(path, "path"))
+    check_number(seed, "seed", whole=True)
+    return open_network(name, arch, classes, shape, seed, weights=weights).carried()

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from os import PathLike
-from pathlib import Path
 
 import torch
 from torch import nn
 
+from legr_cli.arguments import as_path
 from legr_cli.channels.inputs import example
 from legr_cli.channels.structures import tensors
 from legr_cli.channels.switches import evaluating
@@ -44,11 +44,12 @@ def save(
         ModelError: The module has no card and no `arch`, or no longer fits them, for instance
             because a layer was replaced.
         OutputError: The file cannot be written.
+        SettingError: An argument has the wrong type.
 
     Example:
         >>> legr_cli.save(tuned, "robot.safetensors")
     """
-    target = Path(path)
+    target = as_path(path, "path")
     if target.suffix != ".safetensors" or target.is_dir():
         raise OutputError(f"{target}: name a file that ends in .safetensors")
     require_folder(target, "path")

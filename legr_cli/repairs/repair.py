@@ -18,7 +18,7 @@ from legr_cli.models.card import card_of, unwrap
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.kept import kept_units
 from legr_cli.models.network import Network, as_network, in_single_precision
-from legr_cli.progress import Message, Report, silent
+from legr_cli.progress import Message, Report, reporting, silent
 from legr_cli.repairs.closeness import divergences
 from legr_cli.repairs.layers import RepairedLayer, repair_layers
 from legr_cli.repairs.pictures import Pictures, choose_pictures
@@ -106,7 +106,7 @@ def repair(
         return choose_pictures(of, data, images, seed, normalize, download)
 
     return repair_network(
-        network, teacher, pictures, settings, progress or silent
+        network, teacher, pictures, settings, reporting(progress)
     ).network.carried()
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import nn
 
+from legr_cli.arguments import as_shares, check_instance, check_number
 from legr_cli.files import check_out, out_or_temporary, staged
 from legr_cli.journal import Line, journal, read_header
 from legr_cli.models.network import Network, as_network, in_single_precision
-from legr_cli.progress import Message, Report, Status, interruptible, silent
+from legr_cli.progress import Message, Report, Status, interruptible, reporting, silent
 from legr_cli.pruning import analyze
 from legr_cli.ranking import Ranking, write_ranking
 from legr_cli.search.fitness import with_steps
@@ -115,7 +116,8 @@ def learn(
     Example:
         >>> ranking = legr_cli.learn(dense, loader, flops=0.3, fitness="bn", candidates=100)
     """
-    targets = (flops,) if isinstance(flops, int | float) else flops and tuple(flops)
+    targets = None if flops is None else as_shares(flops, "flops")
+    check_instance(settings, Search, "settings")
     overrides = given(flops=targets, fitness=fitness, candidates=candidates, seed=seed)
     with out_or_temporary(out, "ranking.json", resume, force) as path:
         images = as_images(
@@ -136,13 +138,14 @@ def learn(
             force=force,
             task=task_for(loss, score),
             device=device,
-            progress=progress or silent,
+            progress=reporting(progress),
         ).ranking
 
 
 def _with_overrides(settings: Search, overrides: dict[str, Any]) -> Search:
     """Override settings, and reduce the population to the number of candidates if necessary."""
     candidates = overrides.get("candidates", settings.candidates)
+    check_number(candidates, "--candidates", whole=True)
     population = min(settings.population, max(1, candidates))
     limited = {"population": population, "sample": min(settings.sample, population)}
     return replace(settings, **{**limited, **overrides})

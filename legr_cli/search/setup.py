@@ -47,9 +47,8 @@ class SearchSetup:
     def header(self) -> Line:
         """The first line of the journal; identifies the search."""
         method = {} if self.method == "legr" else {"method": self.method}
-        task = {} if self.task is CLASSIFICATION else {"task": self.task.name}
         settings = _search_as_json(self.settings)
-        return {**method, **run_description(self.analysis, self.data, settings), **task}
+        return {**method, **run_description(self.analysis, self.data, settings), **self.task.record}
 
     @property
     def strategy(self) -> Strategy:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from legr_cli.arguments import check_number
 from legr_cli.cost import count_flops
 from legr_cli.data.batches import Serving, in_order, shuffled
 from legr_cli.data.dataset import Data, Part, described, doubts
@@ -130,6 +131,8 @@ def evaluate_each(
     """Evaluate several networks; those with the same input and statistics share the images."""
     if split not in SPLITS:
         raise SettingError(f"--split must be {' or '.join(SPLITS)}, got {split}")
+    check_number(seed, "--seed", whole=True)
+    check_number(batch_size, "--batch-size", whole=True)
     if batch_size < 1:
         raise SettingError(f"--batch-size must be at least 1, got {batch_size}")
     target, loaded = choose(device), dict[str, Data]()

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import nn
 
+from legr_cli.arguments import check_instance
 from legr_cli.errors import SettingError
 from legr_cli.files import out_or_temporary
 from legr_cli.journal import Line
 from legr_cli.models.card import card_of, unwrap, with_command
 from legr_cli.models.network import Network, as_network
-from legr_cli.progress import Report, Status, interruptible, silent
+from legr_cli.progress import Report, Status, interruptible, reporting, silent
 from legr_cli.settings import Pictures, Training, given
 from legr_cli.training.devices import amp_helps
 from legr_cli.training.evaluate import recalibrate_on
@@ -138,6 +139,7 @@ def finetune(
         usual = default_recipe({} if card is None else card.notes, teacher is not None)
         planned = settings_of(recipe or usual, **overrides)
     else:
+        check_instance(settings, Training, "settings")
         planned = replace(settings, **overrides)
     with out_or_temporary(out, "network.safetensors", resume, force) as path:
         images = as_images(
@@ -157,7 +159,7 @@ def finetune(
             teacher=None if teacher is None else as_network(teacher, network.input_shape).copied(),
             task=task_for(loss, score),
             device=device,
-            progress=progress or silent,
+            progress=reporting(progress),
         )
     assert result is not None  # a single process is its own leader
     return result.network.carried().eval()
