@@ -28,7 +28,7 @@ _LABELS = {  # header fields that must match on resume, and what to call them in
     "settings": "",
     "data": "the data",
     "statistics": "--normalize",
-    "pictures": "how pictures are prepared (--resize, --crop, --random-crop, --flip)",
+    "pictures": "how images are prepared (--resize, --crop, --random-crop, --flip)",
 }
 
 _DEFAULTS = {"amp": False, "sigma": 1.0}  # settings missing from journals of older versions

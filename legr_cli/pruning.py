@@ -289,7 +289,7 @@ def inspect(
         model: Any module; it is not changed.
         input_shape: Shape of one image, such as `(3, 224, 224)`, or of each input by name; a module
             from legr knows its own.
-        module: Name of the part to look at, such as `"backbone"`, whatever surrounds it.
+        module: Name of the part to look at, such as `"backbone"`.
         keep: Patterns of layer names that are never pruned, for the lowest reachable share.
         min_keep: Minimum share of each layer's channels to keep, or shares by pattern.
 
@@ -403,8 +403,8 @@ def prune(
         min_keep: Minimum share of each layer's channels to keep, or shares by pattern of layer
             names, such as `{"stage1.*": 0.5}`.
         keep: Patterns of layer names that are never pruned, such as `["head"]`.
-        module: Name of the part to prune, such as `"backbone"`, whatever surrounds it; targets are
-            shares of that part.
+        module: Name of the part to prune, such as `"backbone"`; the rest stays as it is. Targets
+            are shares of this part.
         arch: `"module:factory"` of a network of your own, or the factory itself, so that
             `legr_cli.save` can write the result.
 

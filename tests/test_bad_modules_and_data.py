@@ -92,8 +92,8 @@ MODULES: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "meta device": (without_values, "meta"),
     "lazy module": (lambda _: nn.Sequential(nn.LazyConv2d(4, 3)), "has no shape yet"),
     "TorchScript": (scripted, "TorchScript"),
-    "replaced layer": (replaced, r"\(9,\), it had \(4,\)"),
-    "removed layer": (without_norm, "none, it had"),
+    "replaced layer": (replaced, r"changed from \(4,\) to \(9,\)"),
+    "removed layer": (without_norm, "to nothing"),
 }
 
 

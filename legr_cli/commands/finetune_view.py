@@ -44,7 +44,7 @@ def show_trained(result: "FinetuneResult", data: str, out: Path, as_json: bool) 
     output.print_table(output.console(), table)
     held_out = result.validation
     if held_out is not None and held_out["accuracy"] < result.before["accuracy"]:
-        note = "validation accuracy stayed below that before training"
+        note = "validation accuracy stayed below its value before training"
         output.print_notes(f"{note}: try a lower --lr or more --epochs")
     if result.test is None:
         output.print_notes(f"{data} has no test images")

@@ -95,7 +95,7 @@ def read_card(path: Path) -> Card:
     """The card of a legr file; its weights are not read."""
     header = read_header(path)
     if KEY not in header:
-        raise CheckpointError(f"{path} is not a network that legr wrote")
+        raise CheckpointError(f"{path} was not written by legr")
     return parse_card(str(path), header[KEY])
 
 
@@ -145,9 +145,9 @@ def check_shapes(model: nn.Module) -> None:
     own, known = _shapes(model), {} if carried is None else carried.shapes
     for name in sorted(own | known) if carried is not None else ():
         if own.get(name) != known.get(name):
-            shapes = f"has shape {own.get(name, 'none')}, it had {known.get(name, 'none')}"
+            change = f"changed from {known.get(name, 'nothing')} to {own.get(name, 'nothing')}"
             raise ModelError(
-                f"the module no longer fits its card: '{name}' {shapes}. Was a layer replaced? "
+                f"the module no longer fits its card: '{name}' {change}. Was a layer replaced? "
                 "Replace it in the factory, and load, train or prune the network again"
             )
 

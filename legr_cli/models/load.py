@@ -26,12 +26,12 @@ def load(
         arch: The architecture of a checkpoint: a name such as `"resnet56"`, `"timm:NAME"` or
             `"module:factory"`, or the factory function itself. A legr file knows its own, but one
             that was made from your factory needs the factory again: no file makes legr import code.
-        classes: Number of outputs, where the architecture takes another number by default.
+        classes: Number of outputs, if it differs from the architecture's default.
         input_shape: Shape of one image, such as `(3, 96, 96)`; by default the architecture's own.
         seed: Draws the weights of `random:NAME`.
-        weights: Where in a checkpoint the weights are, such as `"state_dict_ema"`, where several
-            state dicts fit; dots lead into nested dictionaries. By default the first that fits,
-            averages (`ema`) last; the card's `notes["weights"]` then say which.
+        weights: Key of the weights in a checkpoint with several state dicts, such as
+            `"state_dict_ema"`; dots separate nested keys. By default the first that fits, averages
+            (`ema`) last; the card's `notes["weights"]` record which.
 
     Returns:
         The module in evaluation mode. It carries its card, so `legr_cli.save` can write it back.

@@ -102,7 +102,7 @@ def check_card(network: Network) -> None:
     _check_output(network, rebuilt)
 
 
-_ADVICE = "was a layer replaced? Save it with arch=, the factory that builds it as it is now"
+_ADVICE = "was a layer replaced? Pass arch=, a factory that builds the module as it is now"
 
 
 def _unknown(arch: Arch) -> str:
@@ -127,6 +127,6 @@ def _check_output(network: Network, rebuilt: nn.Module) -> None:
         scale = max(float(a.abs().max()), 1e-30)
         if a.shape != b.shape or float((a - b.cpu()).abs().max()) > _TOLERANCE * scale:
             raise ModelError(
-                f"the module computes something else than {network.arch} with its weights; "
+                f"the module's output differs from that of {network.arch} with the same weights; "
                 f"{_ADVICE}"
             )

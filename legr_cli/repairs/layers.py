@@ -121,8 +121,8 @@ class _LayerRepair:
         assert self.call is not None
         if not self.regression.finite:
             raise ModelError(
-                f"layer '{self.layer.name}' reads or gives NaN or infinite values on these images: "
-                "are they normalized as the network was trained?"
+                f"layer '{self.layer.name}' has NaN or infinite inputs or outputs on these images: "
+                "are they normalized as in training?"
             )
         self._update(*self.regression.solve(ridge))
         unknowns = self.call.matrix(self.weight).shape[1]

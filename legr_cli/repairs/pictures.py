@@ -52,7 +52,7 @@ def choose_pictures(
     """
     size, notes = 4 * math.prod(image_shape(network.input_shape)), list[str]()
     if images * size > MOST_BYTES:
-        notes.append(f"at most {MOST_BYTES // size} images are used: more do not fit in memory")
+        notes.append(f"using at most {MOST_BYTES // size} images: more do not fit in memory")
         images = MOST_BYTES // size
     opened = _opened(network, data, images, seed, normalize, download)
     count = len(opened.train)
@@ -77,7 +77,9 @@ def _opened(
             data, shape, images, seed=seed, statistics=statistics, download=download
         )
     if normalize is not None or download:
-        raise SettingError("normalize and download are for a SPEC: normalize in your dataset")
+        raise SettingError(
+            "normalize and download need a SPEC: normalize data of your own in your dataset"
+        )
     rows = picture_rows(data, images)
     opened = own_data(rows, rows, image_shape(network.input_shape), None, seed=seed)
     chosen = np.random.default_rng(seed).permutation(len(opened.train))[:images]

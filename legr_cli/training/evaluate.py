@@ -74,9 +74,9 @@ def evaluate(
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
         resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and
             `crop` default to what the network's card records, or else to the dataset's usual.
-        crop: For `resize="crop"`: side of the central crop, relative to the resized picture's.
-        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's card
-            calls them.
+        crop: For `resize="crop"`: side of the center crop, relative to the resized image.
+        ignore_class_names: For a SPEC: number classes in sorted order, even if the network's card
+            names others.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         batch_size: Images per batch.
         seed: Selects the images of `"val"` and of `recalibrate`.

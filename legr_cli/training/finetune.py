@@ -108,11 +108,11 @@ def finetune(
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
         resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and the
             next three default to what the network's card records, or else to the dataset's usual.
-        crop: For `resize="crop"`: side of the central crop, relative to the resized picture's.
+        crop: For `resize="crop"`: side of the center crop, relative to the resized image.
         random_crop: For a SPEC: random crops in training, `"none"`, `"padded"` or `"resized"`.
-        flip: For a SPEC: whether to mirror half of the pictures in training.
-        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's card
-            calls them.
+        flip: For a SPEC: whether to mirror half of the training images.
+        ignore_class_names: For a SPEC: number classes in sorted order, even if the network's card
+            names others.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
         out: `.safetensors` file to write; an interrupted run can only be resumed with it.

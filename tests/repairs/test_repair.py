@@ -208,7 +208,7 @@ BAD: dict[str, tuple[type[LegrError], str, Call]] = {
     ),
     "infinite activations": (
         ModelError,
-        "'stem' reads or gives NaN",
+        "'stem' has NaN",
         lambda small, dense: legr_cli.repair(small, dense, images() * 1e37),
     ),
     "words": (
@@ -233,7 +233,7 @@ BAD: dict[str, tuple[type[LegrError], str, Call]] = {
     ),
     "a replaced layer": (
         ModelError,
-        "no longer fits its card: 'a.bias' has shape",
+        "no longer fits its card: 'a.bias' changed from",
         lambda small, dense: legr_cli.repair(replaced(small), dense, images()),
     ),
 }
