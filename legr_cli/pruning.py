@@ -16,7 +16,7 @@ from legr_cli.arguments import as_tuple
 from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.check import disagreement
 from legr_cli.channels.inputs import submodule
-from legr_cli.channels.units import Kept
+from legr_cli.channels.units import Kept, Pin
 from legr_cli.cost import Cost, count_flops, count_params, price
 from legr_cli.cut import UNLEARNED, arrange, cut, floor
 from legr_cli.errors import LegrError, SettingError
@@ -234,15 +234,6 @@ def _widths(units: Units, kept: Kept) -> dict[str, tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class PinnedChannels:
-    """Channels of a layer that can never be removed."""
-
-    layer: str
-    channels: int
-    reason: str
-
-
-@dataclass(frozen=True)
 class LayerSummary:
     """A layer with filters, as `inspect` shows it."""
 
@@ -252,7 +243,7 @@ class LayerSummary:
     units: int  # that its channels belong to
     groups: tuple[int, ...]  # layers of one group share their units
     flops: int  # one multiply-add counts as one
-    pinned: tuple[PinnedChannels, ...]
+    pinned: tuple[Pin, ...]
 
 
 @dataclass(frozen=True)
@@ -267,8 +258,8 @@ class NetworkSummary:
     groups: int
     lowest_flops_share: dict[str, float]  # by `--align`
     layers: tuple[LayerSummary, ...]
-    pinned: tuple[PinnedChannels, ...]  # also of layers that have no rule, and so no summary
-    tied: tuple[PinnedChannels, ...]  # layers that are one unit, and the op that ties them
+    pinned: tuple[Pin, ...]  # also of layers that have no rule, and so no summary
+    tied: tuple[Pin, ...]  # layers that are one unit, and the op that ties them
     other_flops: int  # of norms, pools, recurrent layers and the like
     sha256: str  # of the weights
     module: str = ""  # the part of the network that this is about; "": all of it
@@ -326,7 +317,6 @@ def summarize(
     """Summarize an analysis, as `inspect` returns it."""
     units, cost = analysis.units, analysis.cost
     flops = cost.flops_by_layer(cost.sizes)
-    pins = tuple(PinnedChannels(pin.layer, pin.channels, pin.reason) for pin in units.pins)
     layers = []
     for name, layer in units.flow.layers.items():
         free = units.unit_of(layer.out)
@@ -340,7 +330,7 @@ def summarize(
                 len(set(free.tolist())),
                 tuple(groups),
                 round(flops[name]),
-                tuple(pin for pin in pins if pin.layer == name),
+                tuple(pin for pin in units.pins if pin.layer == name),
             )
         )
     return NetworkSummary(
@@ -355,8 +345,8 @@ def summarize(
             for name in ("auto", "1")
         },
         tuple(layers),
-        pins,
-        tuple(PinnedChannels(tie.layer, tie.channels, tie.reason) for tie in units.tied),
+        units.pins,
+        units.tied,
         analysis.flops - round(sum(flops[name] for name in units.flow.layers)),
         analysis.sha256,
         analysis.network.module,

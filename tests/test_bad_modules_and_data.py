@@ -16,6 +16,14 @@ import legr_cli
 from legr_cli.errors import DataError, LegrError, ModelError, SettingError
 
 Function = Callable[[Any, Any, Path], object]
+
+
+def late_label() -> DataLoader[Any]:
+    images, labels = batch()
+    labels[-1] = 9
+    return DataLoader(TensorDataset(images, labels))
+
+
 WITH_DATA: dict[str, Function] = {
     "learn": lambda model, data, out: legr_cli.learn(
         model, data, flops=0.6, fitness="bn", candidates=2, out=out / "ranking.json"
@@ -55,6 +63,7 @@ DATA: dict[str, tuple[Callable[[], Any], str]] = {
         "3x8x8",
     ),
     "labels out of range": (lambda: batch(40, 7), "out of range"),
+    "labels out of range at the end of a dataset": (late_label, "label 9 is out of range"),
     "negative labels": (lambda: (batch()[0], batch()[1] - 1), "label -1"),
     "labels that are no integers": (lambda: (batch()[0], torch.rand(40)), "float32"),
     "images that are not finite": (lambda: (batch()[0] / 0, batch()[1]), "NaN or infinite"),

@@ -1,8 +1,9 @@
 """`legr_cli.compare`: several pruning methods on one network, fine-tuned alike."""
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -184,7 +185,8 @@ def compare_network(
     check_outputs(network.model, first)
 
     run = ComparisonRun(analysis, open_data, settings, device, folder, command, lambda *_: None)
-    facts = _run_and_write(run, first, resume, force, progress)
+    with _results_in(folder):
+        facts = _run_and_write(run, first, resume, force, progress)
     if all("error" in row for row in facts["rows"]):
         failed = facts["rows"][0]
         raise LegrError(f"every method failed; {failed['method']}: {failed['error']}")
@@ -204,7 +206,6 @@ def _run_and_write(
 ) -> Line:
     """Do all pieces that are not recorded, and write compare.json; return its contents."""
     folder, total = run.folder, len(run.pieces())
-    folder.mkdir(exist_ok=True)
     path = folder / "compare.jsonl"
     previous = read_header(path, COMPARISON) if resume else None
     network = run.analysis.network
@@ -228,6 +229,19 @@ def _run_and_write(
         text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
         files.file(folder / "compare.json").write_text(text, encoding="utf-8")
     return facts
+
+
+@contextlib.contextmanager
+def _results_in(folder: Path) -> Iterator[None]:
+    """Create the folder; remove it again if the run fails before it has recorded anything."""
+    is_new = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    try:
+        yield
+    except LegrError:
+        if is_new and not any(folder.rglob("*.jsonl")):  # empty journals delete themselves
+            shutil.rmtree(folder)
+        raise
 
 
 def _opening_messages(run: ComparisonRun, dense: Line, rows: list[Line], total: int) -> list[str]:

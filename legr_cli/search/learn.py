@@ -19,7 +19,6 @@ from legr_cli.ranking import Ranking, write_ranking
 from legr_cli.search.fitness import with_steps
 from legr_cli.search.history import HISTORY, history_of
 from legr_cli.search.reporting import opening_messages, progress_callback
-from legr_cli.search.run import search
 from legr_cli.search.setup import SearchSetup, check_settings
 from legr_cli.search.workers import dask_client
 from legr_cli.settings import Pictures, Search, given
@@ -188,17 +187,12 @@ def learn_network(
         book = stack.enter_context(journal(history, HISTORY, header, resume, force))
         for text in opening_messages(setup, header["dense"], len(book.lines), resume):
             progress(Message(text))
-        pool = setup.pool(client)
-        stack.callback(pool.shutdown)
         with interruptible(lambda: f"{len(book.lines)} of {settings.candidates} candidates"):
-            result = search(
-                setup.analysis,
-                settings,
-                setup.strategy,
-                pool,
+            result = setup.run(
                 book,
                 progress_callback(setup, progress),
                 lambda text: progress(Message(text)),
+                client,
             )
     seconds = round(sum(line.get("seconds", 0.0) for line in book.lines.values()), 1)
     ranking = setup.ranking(result, header["dense"], history.name)
