@@ -38,6 +38,7 @@ from legr_cli.training.devices import amp_helps, choose
 from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
 from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.recipes import settings_of
+from legr_cli.training.scores import Score
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Comparison:
 
     rows: tuple[ComparisonRow, ...]  # one per method, target and seed
     methods: tuple[MethodSummary, ...]  # averaged over seeds
-    dense: Line  # accuracy, loss and number of images of the dense network
+    dense: Score  # of the dense network
     settings: Compare
     folder: Path
     facts: Line  # the contents of compare.json
@@ -191,7 +192,8 @@ def compare_network(
         failed = facts["rows"][0]
         raise LegrError(f"every method failed; {failed['method']}: {failed['error']}")
     rows = tuple(map(ComparisonRow.from_line, facts["rows"]))
-    return Comparison(rows, tuple(summarize(rows)), facts["dense"], settings, folder, facts)
+    dense = Score.from_line(facts["dense"])
+    return Comparison(rows, tuple(summarize(rows)), dense, settings, folder, facts)
 
 
 def _resolved(settings: Compare, device: str, progress: Report) -> Compare:

@@ -25,7 +25,21 @@ from legr_cli.settings import Pictures, Search, given
 from legr_cli.training.devices import amp_helps, choose
 from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
 from legr_cli.training.memory_format import in_memory_format
-from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Task, task_for
+from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Score, Task, task_for
+
+
+@dataclass(frozen=True)
+class CandidateScore:
+    """The scores of a candidate."""
+
+    accuracy: float
+    loss: float | None  # None: NaN or infinite
+    divergence: float | None  # None: candidates were not compared with the dense network
+
+    @classmethod
+    def from_line(cls, line: Line) -> "CandidateScore":
+        """The scores in a candidate's journal line."""
+        return cls(line["accuracy"], line["loss"], line.get("divergence"))
 
 
 @dataclass(frozen=True)
@@ -34,9 +48,9 @@ class LearnResult:
 
     ranking: Ranking
     settings: Search
-    dense: Line  # accuracy, loss and number of images of the dense network
-    identity: Line | None  # scores of α = 1, κ = 0; None if it was not a candidate
-    best: Line  # scores of the best candidate
+    dense: Score  # of the dense network
+    identity: CandidateScore | None  # α = 1, κ = 0; None if it was not the first candidate
+    best: CandidateScore
     cached: int  # number of candidates that keep the same units as an earlier one
     seconds: float  # spent on candidates, summed over all workers
 
@@ -200,8 +214,15 @@ def learn_network(
     ranking = replace(ranking, notes=notes)
     with staged() as files:
         write_ranking(ranking, files.file(out))
-    scores = notes["dense"], notes.get("identity"), notes["best"]
-    return LearnResult(ranking, settings, *scores, result.cached, seconds)
+    return LearnResult(
+        ranking,
+        settings,
+        Score.from_line(notes["dense"]),
+        CandidateScore.from_line(notes["identity"]) if "identity" in notes else None,
+        CandidateScore.from_line(notes["best"]),
+        result.cached,
+        seconds,
+    )
 
 
 def check_history(out: Path, resume: bool, force: bool) -> Line | None:

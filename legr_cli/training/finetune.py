@@ -32,7 +32,7 @@ from legr_cli.training.recipes import default_recipe, settings_of
 from legr_cli.training.reporting import training_callbacks
 from legr_cli.training.result import train_to_end
 from legr_cli.training.resume import RunFiles, open_record, run_key
-from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Task, task_for
+from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Score, Task, task_for
 from legr_cli.training.setup import TrainingSetup, training_setup
 
 RECALIBRATION = (
@@ -45,9 +45,9 @@ class FinetuneResult:
     """A trained network and its scores."""
 
     network: Network
-    before: Line  # accuracy, loss and number of images, on the validation images
-    validation: Line | None  # None if no images were held out
-    test: Line | None  # None if the data has no test images
+    before: Score  # on the validation images
+    validation: Score | None  # None if no images were held out
+    test: Score | None  # None if the data has no test images
     epochs: int
     best_epoch: int
     seconds: float
@@ -263,6 +263,15 @@ def _with_command(network: Network, command: str | None) -> Network:
 
 def _result(network: Network, training: Line, complete_before: bool = False) -> FinetuneResult:
     """Build the result from the training record in the network's notes."""
-    names = ("before", "validation", "test", "epochs", "best_epoch", "seconds", "settings")
-    fields = {name: training.get(name) for name in names}
-    return FinetuneResult(network, **fields, complete_before=complete_before)  # type: ignore[arg-type]
+    validation, test = (training.get(name) for name in ("validation", "test"))
+    return FinetuneResult(
+        network,
+        before=Score.from_line(training["before"]),
+        validation=validation and Score.from_line(validation),
+        test=test and Score.from_line(test),
+        epochs=training["epochs"],
+        best_epoch=training["best_epoch"],
+        seconds=training["seconds"],
+        settings=training["settings"],
+        complete_before=complete_before,
+    )

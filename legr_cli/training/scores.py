@@ -31,6 +31,12 @@ class Score:
         """The object that journals store."""
         return {"accuracy": self.accuracy, "loss": finite_or_none(self.loss), "images": self.images}
 
+    @classmethod
+    def from_line(cls, line: dict[str, Any]) -> "Score":
+        """The score that a journal stores."""
+        loss = math.nan if line["loss"] is None else line["loss"]
+        return cls(line["accuracy"], None, loss, line["images"])
+
 
 def finite_or_none(value: float) -> float | None:
     """Replace NaN and infinity, which JSON does not have, by None."""
