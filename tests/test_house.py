@@ -124,6 +124,15 @@ def test_only_commands_print() -> None:
     assert not faults
 
 
+def test_no_two_classes_have_one_name() -> None:
+    named: dict[str, list[str]] = {}
+    for path, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                named.setdefault(node.name, []).append(path)
+    assert not {name: paths for name, paths in named.items() if len(paths) > 1}
+
+
 def test_no_function_is_long() -> None:
     long = [(path, node.name, lines) for path, node, lines in bodies() if lines > LONGEST]
     assert not long

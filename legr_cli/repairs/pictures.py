@@ -23,8 +23,8 @@ _BATCH_BYTES = 1 << 23
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Pictures as the network takes them, in batches."""
+class RepairImages:
+    """Images as the network takes them, in batches."""
 
     fit: list[Tensor]
     held_out: list[Tensor]
@@ -44,7 +44,7 @@ def choose_pictures(
     seed: int,
     normalize: str | None = None,
     download: bool = False,
-) -> Pictures:
+) -> RepairImages:
     """Choose up to `images` pictures from a SPEC, a DataLoader, a tensor or batches.
 
     Raises:
@@ -63,7 +63,7 @@ def choose_pictures(
     fit, judge = (list(_batches(opened, part, size)) for part in rows)
     card = opened.card
     about = {"kind": card["kind"], "sha256": card["sha256"], "images": count}
-    return Pictures(fit, judge, about, tuple(notes))
+    return RepairImages(fit, judge, about, tuple(notes))
 
 
 def _opened(

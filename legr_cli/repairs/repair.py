@@ -21,7 +21,7 @@ from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Message, Report, reporting, silent
 from legr_cli.repairs.closeness import divergences
 from legr_cli.repairs.layers import RepairedLayer, repair_layers
-from legr_cli.repairs.pictures import Pictures, choose_pictures
+from legr_cli.repairs.pictures import RepairImages, choose_pictures
 from legr_cli.settings import Repair
 from legr_cli.version import __version__
 
@@ -103,7 +103,7 @@ def repair(
     teacher = as_network(dense, card.input_shape)
     check_repairable(network, force)
 
-    def pictures(of: Network) -> Pictures:
+    def pictures(of: Network) -> RepairImages:
         return choose_pictures(of, data, images, seed, normalize, download)
 
     return repair_network(
@@ -125,7 +125,7 @@ def check_repairable(network: Network, force: bool) -> None:
 def repair_network(
     network: Network,
     dense: Network,
-    pictures: Callable[[Network], Pictures],
+    pictures: Callable[[Network], RepairImages],
     settings: Repair,
     progress: Report = silent,
 ) -> RepairResult:
@@ -147,7 +147,7 @@ def _repair(
     units: Units,
     kept: Kept,
     cut: fx.GraphModule,
-    pictures: Pictures,
+    pictures: RepairImages,
     settings: Repair,
     progress: Report,
 ) -> RepairResult:
@@ -219,7 +219,7 @@ def _filled(units: Units, kept: Kept, network: Network) -> fx.GraphModule:
     return cut
 
 
-def _reaching(units: Units, pictures: Pictures) -> Pictures:
+def _reaching(units: Units, pictures: RepairImages) -> RepairImages:
     """What of the pictures reaches the part of the network that was pruned."""
     fit, held_out = (
         [reaching(units, batch) for batch in part] for part in (pictures.fit, pictures.held_out)
