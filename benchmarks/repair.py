@@ -34,7 +34,9 @@ BUDGETS = (0.8, 0.5, 0.3)
 SETTINGS = Repair()
 
 
-def ways(dense: nn.Module, small: nn.Module, given: RepairImages) -> Iterator[tuple[str, nn.Module]]:
+def ways(
+    dense: nn.Module, small: nn.Module, given: RepairImages
+) -> Iterator[tuple[str, nn.Module]]:
     """The same cut network, treated in four ways."""
     yield "cut", small
     fresh = copy.deepcopy(small)
