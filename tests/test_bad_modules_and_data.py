@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import legr_cli
-from legr_cli.errors import DataError, LegrError, ModelError, SettingError
+from legr_cli.errors import CheckpointError, DataError, LegrError, ModelError, SettingError
 
 Function = Callable[[Any, Any, Path], object]
 
@@ -154,6 +154,15 @@ def test_a_layer_of_a_dense_network_may_be_replaced_with_its_factory(tmp_path: P
     legr_cli.save(model, tmp_path / "b.safetensors", arch=build_nine)
     again = legr_cli.load(tmp_path / "b.safetensors", arch=build_nine)
     assert torch.equal(again(batch(2)[0]), model(batch(2)[0]))
+
+
+def test_a_factory_may_have_moved(dense: nn.Module, tmp_path: Path) -> None:
+    smaller = legr_cli.prune(dense, SHAPE, flops=0.6, arch=build)
+    legr_cli.save(smaller, tmp_path / "a.safetensors")
+    again = legr_cli.load(tmp_path / "a.safetensors", arch=lambda: build())
+    assert torch.equal(again(batch(2)[0]), smaller(batch(2)[0]))
+    with pytest.raises(CheckpointError, match="cannot be opened"):
+        legr_cli.load(tmp_path / "a.safetensors", arch=build_nine)
 
 
 def build_nine() -> nn.Module:

@@ -25,7 +25,8 @@ def load(
         path: The file, or the name of a network.
         arch: The architecture of a checkpoint: a name such as `"resnet56"`, `"timm:NAME"` or
             `"module:factory"`, or the factory function itself. A legr file knows its own, but one
-            that was made from your factory needs the factory again: no file makes legr import code.
+            that was made from your factory needs the factory again, under whatever name it has now:
+            no file makes legr import code.
         classes: Number of outputs, if it differs from the architecture's default.
         input_shape: Shape of one image, such as `(3, 96, 96)`; by default the architecture's own.
         seed: Draws the weights of `random:NAME`.

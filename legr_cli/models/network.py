@@ -248,13 +248,13 @@ def _saved(
     card = parse_card(spec, header)
     arch = card.arch
     if arch.own:
-        known = [a for a in (given, usual) if a is not None and a.name == arch.name]
-        if not known:
+        factory = given if given is not None and given.own else usual
+        if factory is None or (factory is not given and factory.name != arch.name):
             raise CheckpointError(
                 f"{spec} was made from your own factory: pass it again as --arch {arch.name} "
                 "(legr never imports code because a file says so)"
             )
-        arch = replace(arch, factory=known[0].factory)
+        arch = replace(arch, name=factory.name, factory=factory.factory)  # it may have moved
     elif given is not None and given.name != arch.name:
         raise CheckpointError(f"{spec} holds {arch.name}, not {given.name}: leave --arch out")
     try:
