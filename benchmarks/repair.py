@@ -25,7 +25,7 @@ from legr_cli.models.kept import kept_units
 from legr_cli.models.network import as_network
 from legr_cli.progress import silent
 from legr_cli.repairs.layers import repair_layers
-from legr_cli.repairs.pictures import Pictures, choose_pictures
+from legr_cli.repairs.pictures import RepairImages, choose_pictures
 from legr_cli.repairs.repair import repair_network
 from legr_cli.settings import Repair
 from legr_cli.training.loop import recalibrate
@@ -34,7 +34,9 @@ BUDGETS = (0.8, 0.5, 0.3)
 SETTINGS = Repair()
 
 
-def ways(dense: nn.Module, small: nn.Module, given: Pictures) -> Iterator[tuple[str, nn.Module]]:
+def ways(
+    dense: nn.Module, small: nn.Module, given: RepairImages
+) -> Iterator[tuple[str, nn.Module]]:
     """The same cut network, treated in four ways."""
     yield "cut", small
     fresh = copy.deepcopy(small)
@@ -49,7 +51,7 @@ def ways(dense: nn.Module, small: nn.Module, given: Pictures) -> Iterator[tuple[
     yield "legr repair", repair_network(*networks, lambda _: given, SETTINGS).network.model
 
 
-def measure(model: nn.Module, dense: nn.Module, given: Pictures, data: str, size: str) -> dict:
+def measure(model: nn.Module, dense: nn.Module, given: RepairImages, data: str, size: str) -> dict:
     """Accuracy in percent, where there are labels, and agreement with the dense network."""
     with torch.no_grad():
         same = [model(x).argmax(1) == dense(x).argmax(1) for x in given.held_out]

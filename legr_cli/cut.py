@@ -7,6 +7,7 @@ with the best of the cheaper blocks below. Plans are made level by level (90 %, 
 the blocks of the level above, so they nest.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -155,6 +156,24 @@ def uniform_scores(importance: np.ndarray, group_of: np.ndarray) -> np.ndarray:
     rank = np.empty(len(order))
     rank[order] = np.arange(len(order)) - start[group_of[order]] + 1
     return rank / sizes[group_of]
+
+
+@dataclass(frozen=True)
+class Unlearned:
+    """A way to rank units that needs no search."""
+
+    note: str  # what the command line says about it
+    scores: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None  # importance, group → …
+
+
+# By the method of the ranking; other methods are learned, and rank by importance as "norm" does.
+UNLEARNED = {
+    "norm": Unlearned("no --ranking: filters are ranked by their squared norm (α = 1, κ = 0)"),
+    "uniform": Unlearned(
+        "uniform: every layer is pruned by the same share, by squared norm within the layer",
+        uniform_scores,
+    ),
+}
 
 
 def cut(

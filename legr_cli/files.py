@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from legr_cli.arguments import as_path
 from legr_cli.errors import OutputError, SettingError
 
 
@@ -62,7 +63,7 @@ def out_or_temporary(
 ) -> Iterator[Path]:
     """Yield `out` or, if it is None, a temporary file called `name` that is deleted on exit."""
     if out is not None:
-        yield Path(out)
+        yield as_path(out, "out")
         return
     if resume or force:
         raise OutputError("resume and force need out: the file to resume or overwrite")

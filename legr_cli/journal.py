@@ -15,8 +15,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from legr_cli.arguments import option
 from legr_cli.errors import LegrError, OutputError, first_line
-from legr_cli.settings import option
 
 VERSION = 1
 _LABELS = {  # header fields that must match on resume, and what to call them in messages
@@ -28,7 +28,7 @@ _LABELS = {  # header fields that must match on resume, and what to call them in
     "settings": "",
     "data": "the data",
     "statistics": "--normalize",
-    "pictures": "how pictures are prepared (--resize, --crop, --random-crop, --flip)",
+    "pictures": "how images are prepared (--resize, --crop, --random-crop, --flip)",
 }
 
 _DEFAULTS = {"amp": False, "sigma": 1.0}  # settings missing from journals of older versions

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from legr_cli.errors import SettingError
+
 
 @dataclass(frozen=True)
 class Status:
@@ -49,6 +51,14 @@ Report = Callable[[Event], None]
 
 def silent(_event: Event) -> None:
     """Ignore events; the default progress callback."""
+
+
+def reporting(progress: Report | None) -> Report:
+    """The callback that a public function was given; `silent` if there is none."""
+    if progress is not None and not callable(progress):
+        kind = type(progress).__name__
+        raise SettingError(f"progress must be a function such as print, got {kind}")
+    return progress or silent
 
 
 @contextlib.contextmanager

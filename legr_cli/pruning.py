@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from legr_cli.arguments import as_tuple
 from legr_cli.channels import Units, apply, couple
 from legr_cli.channels.check import disagreement
 from legr_cli.channels.inputs import submodule
-from legr_cli.channels.units import Kept
+from legr_cli.channels.units import Kept, Pin
 from legr_cli.cost import Cost, count_flops, count_params, price
-from legr_cli.cut import arrange, cut, floor, uniform_scores
+from legr_cli.cut import UNLEARNED, arrange, cut, floor
 from legr_cli.errors import LegrError, SettingError
 from legr_cli.latency import Clock, Timing, fast_enough
 from legr_cli.models.card import without_results
@@ -33,7 +34,7 @@ from legr_cli.ranking import (
     importance,
     read_ranking,
 )
-from legr_cli.settings import Align, LayerShares, Prune, parse_align
+from legr_cli.settings import Align, LayerShares, Prune, check_min_keep, parse_align
 from legr_cli.shapes import Shapes
 from legr_cli.targets import TARGETS, Target
 from legr_cli.version import __version__
@@ -98,7 +99,10 @@ def _scores(analysis: Analysis, ranking: Ranking) -> np.ndarray:
     if ranking.metric != filters.metric:
         filters = collect_filters(analysis.units, ranking.metric)
     scores = importance(filters, ranking)
-    return uniform_scores(scores, analysis.cost.group_of) if ranking.method == "uniform" else scores
+    unlearned = UNLEARNED.get(ranking.method)
+    if unlearned is None or unlearned.scores is None:
+        return scores
+    return unlearned.scores(scores, analysis.cost.group_of)
 
 
 def plans(
@@ -230,15 +234,6 @@ def _widths(units: Units, kept: Kept) -> dict[str, tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class PinnedChannels:
-    """Channels of a layer that can never be removed."""
-
-    layer: str
-    channels: int
-    reason: str
-
-
-@dataclass(frozen=True)
 class LayerSummary:
     """A layer with filters, as `inspect` shows it."""
 
@@ -248,7 +243,7 @@ class LayerSummary:
     units: int  # that its channels belong to
     groups: tuple[int, ...]  # layers of one group share their units
     flops: int  # one multiply-add counts as one
-    pinned: tuple[PinnedChannels, ...]
+    pinned: tuple[Pin, ...]
 
 
 @dataclass(frozen=True)
@@ -263,8 +258,8 @@ class NetworkSummary:
     groups: int
     lowest_flops_share: dict[str, float]  # by `--align`
     layers: tuple[LayerSummary, ...]
-    pinned: tuple[PinnedChannels, ...]  # also of layers that have no rule, and so no summary
-    tied: tuple[PinnedChannels, ...]  # layers that are one unit, and the op that ties them
+    pinned: tuple[Pin, ...]  # also of layers that have no rule, and so no summary
+    tied: tuple[Pin, ...]  # layers that are one unit, and the op that ties them
     other_flops: int  # of norms, pools, recurrent layers and the like
     sha256: str  # of the weights
     module: str = ""  # the part of the network that this is about; "": all of it
@@ -285,7 +280,7 @@ def inspect(
         model: Any module; it is not changed.
         input_shape: Shape of one image, such as `(3, 224, 224)`, or of each input by name; a module
             from legr knows its own.
-        module: Name of the part to look at, such as `"backbone"`, whatever surrounds it.
+        module: Name of the part to look at, such as `"backbone"`.
         keep: Patterns of layer names that are never pruned, for the lowest reachable share.
         min_keep: Minimum share of each layer's channels to keep, or shares by pattern.
 
@@ -309,10 +304,11 @@ def _min_keep(
     min_keep: float | Mapping[str, float], keep: Sequence[str]
 ) -> tuple[float, LayerShares]:
     """The share of all layers to keep, and those of some."""
-    layers = [(pattern, 1.0) for pattern in keep]
-    if isinstance(min_keep, Mapping):
-        return Prune.min_keep, (*layers, *min_keep.items())
-    return min_keep, tuple(layers)
+    by_pattern = min_keep if isinstance(min_keep, Mapping) else {}
+    share = Prune.min_keep if isinstance(min_keep, Mapping) else min_keep
+    layers = (*((pattern, 1.0) for pattern in as_tuple(keep, "keep")), *by_pattern.items())
+    check_min_keep(share, layers)
+    return share, layers
 
 
 def summarize(
@@ -321,7 +317,6 @@ def summarize(
     """Summarize an analysis, as `inspect` returns it."""
     units, cost = analysis.units, analysis.cost
     flops = cost.flops_by_layer(cost.sizes)
-    pins = tuple(PinnedChannels(pin.layer, pin.channels, pin.reason) for pin in units.pins)
     layers = []
     for name, layer in units.flow.layers.items():
         free = units.unit_of(layer.out)
@@ -335,7 +330,7 @@ def summarize(
                 len(set(free.tolist())),
                 tuple(groups),
                 round(flops[name]),
-                tuple(pin for pin in pins if pin.layer == name),
+                tuple(pin for pin in units.pins if pin.layer == name),
             )
         )
     return NetworkSummary(
@@ -350,8 +345,8 @@ def summarize(
             for name in ("auto", "1")
         },
         tuple(layers),
-        pins,
-        tuple(PinnedChannels(tie.layer, tie.channels, tie.reason) for tie in units.tied),
+        units.pins,
+        units.tied,
         analysis.flops - round(sum(flops[name] for name in units.flow.layers)),
         analysis.sha256,
         analysis.network.module,
@@ -398,8 +393,8 @@ def prune(
         min_keep: Minimum share of each layer's channels to keep, or shares by pattern of layer
             names, such as `{"stage1.*": 0.5}`.
         keep: Patterns of layer names that are never pruned, such as `["head"]`.
-        module: Name of the part to prune, such as `"backbone"`, whatever surrounds it; targets are
-            shares of that part.
+        module: Name of the part to prune, such as `"backbone"`; the rest stays as it is. Targets
+            are shares of this part.
         arch: `"module:factory"` of a network of your own, or the factory itself, so that
             `legr_cli.save` can write the result.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from legr_cli.arguments import check_choice, check_types, check_within, option
 from legr_cli.errors import SettingError
 from legr_cli.targets import Target, check_value
 
@@ -93,8 +94,8 @@ def parse_min_keep(texts: Sequence[str], keep: Sequence[str] = ()) -> tuple[floa
     return share, tuple(layers)
 
 
-def _check_min_keep(share: Any, layers: LayerShares) -> None:
-    """Check the shares of layers to keep."""
+def check_min_keep(share: Any, layers: LayerShares) -> None:
+    """Check the share of every layer to keep, and those of some layers."""
     for name, value in (("--min-keep", share), *((f"--min-keep {p}", v) for p, v in layers)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             raise SettingError(f"{name} must be from 0 to 1, got {value}")
@@ -117,16 +118,13 @@ class Pictures:
     flip: bool | None = None  # in training: whether to mirror half of the pictures
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name, known in (("resize", RESIZES), ("random_crop", RANDOM_CROPS)):
             if getattr(self, name) is not None:
-                _one_of(self, **{name: known})
-        if not isinstance(self.flip, bool | None):
-            raise SettingError(f"flip must be True or False, got {self.flip!r}")
+                check_choice(self, **{name: known})
         if self.crop is None:
             return
-        if isinstance(self.crop, bool) or not isinstance(self.crop, int | float):
-            raise SettingError(f"--crop must be a number, got {self.crop!r}")
-        _within(self, crop=(0.1, 1))
+        check_within(self, crop=(0.1, 1))
         if self.resize not in (None, "crop"):
             raise SettingError(f"--crop is for --resize crop, this is --resize {self.resize}")
 
@@ -154,7 +152,7 @@ class Prune:
     def __post_init__(self) -> None:
         if not self.targets:
             raise SettingError("no target: pass --flops 0.4, --params 0.4 or --latency 0.5")
-        _check_min_keep(self.min_keep, self.min_keep_layers)
+        check_min_keep(self.min_keep, self.min_keep_layers)
         if len({target.label for target in self.targets}) < len(self.targets):
             raise SettingError("the same target is given twice")
 
@@ -168,9 +166,10 @@ class Bench:
     core: int | None = None  # None: the fastest core
 
     def __post_init__(self) -> None:
-        _within(self, threads=(1, 1024), seconds=(0.01, 86_400))
+        check_types(self)
+        check_within(self, threads=(1, 1024), seconds=(0.01, 86_400))
         if self.core is not None:
-            _within(self, core=(0, 100_000))
+            check_within(self, core=(0, 100_000))
 
 
 MANY, LARGEST_SEED = 10**6, 2**63 - 1
@@ -185,7 +184,8 @@ class Repair:
     seed: int = 0  # chooses the images
 
     def __post_init__(self) -> None:
-        _within(self, images=(2, MANY), ridge=(1e-9, 1e6), seed=(0, LARGEST_SEED))
+        check_types(self)
+        check_within(self, images=(2, MANY), ridge=(1e-9, 1e6), seed=(0, LARGEST_SEED))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +215,9 @@ class Search:
     workers: int = 1  # W: candidate e depends only on results up to e − W
 
     def __post_init__(self) -> None:
+        check_types(self)
         _ = self.cut  # validates --flops and --min-keep
-        _within(
+        check_within(
             self,
             candidates=(1, MANY),
             population=(1, MANY),
@@ -227,13 +228,13 @@ class Search:
             seed=(0, LARGEST_SEED),
         )
         if self.steps is not None:
-            _within(self, steps=(0, MANY))
+            check_within(self, steps=(0, MANY))
         if self.population < self.sample:
             raise SettingError(
                 f"--population {self.population} is smaller than --sample {self.sample}: "
                 "parents are sampled from the population"
             )
-        _one_of(self, start=("auto", "identity", "level", "random"))
+        check_choice(self, start=("auto", "identity", "level", "random"))
         for name in ("mutate", "sigma", "sigma_end", "lr"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise SettingError(f"{option(name)} must be positive and finite, got {value}")
@@ -279,9 +280,10 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not self.lr > 0:
             raise SettingError(f"--lr must be positive, got {self.lr}")
-        _within(
+        check_within(
             self,
             epochs=(1, MANY),
             batch_size=(2, MANY),
@@ -300,7 +302,7 @@ class Training:
         )
         if self.nesterov and not self.momentum:
             raise SettingError("Nesterov momentum needs --momentum above 0: pass --no-nesterov")
-        _one_of(self, schedule=("steps", "one-cycle"))
+        check_choice(self, schedule=("steps", "one-cycle"))
         if any(b <= a for a, b in itertools.pairwise((0, *self.drops, self.epochs))):
             raise SettingError(
                 f"--drops: expected increasing epochs between 0 and --epochs {self.epochs}"
@@ -337,13 +339,16 @@ class Compare:
     workers: int = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
+        if not self.methods:
+            raise SettingError("no method: pass --methods legr,uniform")
         if len(set(self.methods)) < len(self.methods):
             raise SettingError("--methods: the same method is given twice")
         _ = Prune(targets=self.targets, align=self.align, min_keep=self.min_keep)
         for share in self.search_flops:
             check_value("flops", share, "search-flops")
         _ = self.search(self.search_flops or (self.targets[0].value,), self.seed)  # validates
-        _within(
+        check_within(
             self,
             round_units=(1, MANY),
             round_steps=(1, MANY),
@@ -388,28 +393,6 @@ def parse_drops(text: str) -> tuple[float, ...]:
     return tuple(float(part) for part in parts)
 
 
-def _within(settings: Any, **limits: tuple[float, float]) -> None:
-    """Raise unless every number is within its limits, both inclusive; NaN never is."""
-    for name, (lowest, highest) in limits.items():
-        value = getattr(settings, name)
-        if not value >= lowest:
-            raise SettingError(f"{option(name)} must be at least {lowest}, got {value}")
-        if not value <= highest:
-            raise SettingError(f"{option(name)} must be at most {highest}, got {value}")
-
-
-def _one_of(settings: Any, **choices: tuple[str, ...]) -> None:
-    """Raise unless every value is one of its choices."""
-    for name, known in choices.items():
-        if (value := getattr(settings, name)) not in known:
-            raise SettingError(f"{option(name)} must be {' or '.join(known)}, got {value}")
-
-
 def given(**arguments: Any) -> dict[str, Any]:
     """The arguments that are not None, to override settings with."""
     return {name: value for name, value in arguments.items() if value is not None}
-
-
-def option(name: str) -> str:
-    """The command-line option of a setting: `batch_size` → `--batch-size`."""
-    return "--" + name.replace("_", "-")

@@ -84,6 +84,6 @@ def image_shape(shapes: Shapes) -> tuple[int, ...]:
     """The shape of the only input, for what works on images alone."""
     if isinstance(shapes, Mapping):
         raise SettingError(
-            f"this network takes several inputs ({shapes_text(shapes)}), and pictures fill only one"
+            f"this network takes several inputs ({shapes_text(shapes)}), and images fill only one"
         )
     return shapes

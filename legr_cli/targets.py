@@ -14,12 +14,13 @@ class TargetKind:
     noun: str
     timed: bool = False  # reached by measuring plans, not by computing their cost
     is_share: bool = True  # of the dense network; else an absolute number
+    in_ms: str | None = None  # the kind that limits the same in milliseconds
 
 
 TARGETS = {
     "flops": TargetKind("FLOPs"),
     "params": TargetKind("parameters"),
-    "latency": TargetKind("latency", timed=True),
+    "latency": TargetKind("latency", timed=True, in_ms="latency_ms"),
     "latency_ms": TargetKind("latency", timed=True, is_share=False),
 }
 
@@ -69,20 +70,20 @@ def check_value(what: str, value: object, option: str) -> None:
 
 def parse_targets(what: str, text: str, option: str = "") -> list[Target]:
     """`0.4`, `0.3,0.5` or a range that includes its end, `0.2:0.8:0.1`; a latency also `12ms`."""
-    option, targets = option or what, []
+    option, targets, absolute = option or what, [], TARGETS[what].in_ms
     for part in text.split(","):
-        in_ms = what == "latency" and part.endswith("ms")
+        in_ms = absolute is not None and part.endswith("ms")
         try:
             numbers = [float(number) for number in part.removesuffix("ms" * in_ms).split(":")]
         except ValueError:
-            more = ", or milliseconds such as 12ms" if what == "latency" else ""
+            more = ", or milliseconds such as 12ms" if absolute else ""
             raise SettingError(
                 f"--{option} {text}: expected a share such as 0.4 or a range such as 0.2:0.8:0.1"
                 + more
             ) from None
         if in_ms and len(numbers) > 1:
-            raise SettingError(f"--latency {text}: a range takes shares, not milliseconds")
-        kind = "latency_ms" if in_ms else what
+            raise SettingError(f"--{option} {text}: a range takes shares, not milliseconds")
+        kind = absolute if absolute and in_ms else what
         for value in _expand(option, text, numbers):
             check_value(kind, value, option)
             targets.append(Target(kind, value))

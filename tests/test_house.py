@@ -16,7 +16,17 @@ import legr_cli
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "legr_cli"
 ROOMS = [
-    *("version", "errors", "shapes", "targets", "settings", "files", "journal", "progress"),
+    *(
+        "version",
+        "errors",
+        "arguments",
+        "shapes",
+        "targets",
+        "settings",
+        "files",
+        "journal",
+        "progress",
+    ),
     *("channels", "models", "flop_handles", "cost", "latency", "ranking", "cut", "pruning"),
     *("data", "repairs", "training", "search", "baselines", "deploy", "reports"),
     *("commands", "cli", "__main__"),
@@ -112,6 +122,15 @@ def test_only_commands_print() -> None:
         prints = any(isinstance(func, ast.Name) and func.id == "print" for func in calls)
         faults += [f"{path}: {name}" for name in used | ({"print"} if prints else set())]
     assert not faults
+
+
+def test_no_two_classes_have_one_name() -> None:
+    named: dict[str, list[str]] = {}
+    for path, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                named.setdefault(node.name, []).append(path)
+    assert not {name: paths for name, paths in named.items() if len(paths) > 1}
 
 
 def test_no_function_is_long() -> None:

@@ -1,8 +1,9 @@
 """`legr_cli.compare`: several pruning methods on one network, fine-tuned alike."""
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from legr_cli.arguments import as_path, as_shares, as_tuple, check_instance
 from legr_cli.baselines.comparison import (
     COMPARISON,
     ComparisonRun,
@@ -25,7 +27,8 @@ from legr_cli.errors import LegrError, OutputError
 from legr_cli.files import check_folder, check_resume, staged
 from legr_cli.journal import Line, journal, read_header
 from legr_cli.models.network import Network, as_network
-from legr_cli.progress import Message, Progress, Report, Status, interruptible, silent
+from legr_cli.models.save import check_card
+from legr_cli.progress import Message, Progress, Report, Status, interruptible, reporting, silent
 from legr_cli.pruning import analyze
 from legr_cli.search.fitness import resolved_steps
 from legr_cli.search.setup import check_fitness
@@ -35,6 +38,7 @@ from legr_cli.training.devices import amp_helps, choose
 from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
 from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.recipes import settings_of
+from legr_cli.training.scores import Score
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Comparison:
 
     rows: tuple[ComparisonRow, ...]  # one per method, target and seed
     methods: tuple[MethodSummary, ...]  # averaged over seeds
-    dense: Line  # accuracy, loss and number of images of the dense network
+    dense: Score  # of the dense network
     settings: Compare
     folder: Path
     facts: Line  # the contents of compare.json
@@ -101,11 +105,11 @@ def compare(
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
         resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and the
             next three default to what the network's card records, or else to the dataset's usual.
-        crop: For `resize="crop"`: side of the central crop, relative to the resized picture's.
+        crop: For `resize="crop"`: side of the center crop, relative to the resized image.
         random_crop: For a SPEC: random crops in training, `"none"`, `"padded"` or `"resized"`.
-        flip: For a SPEC: whether to mirror half of the pictures in training.
-        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's card
-            calls them.
+        flip: For a SPEC: whether to mirror half of the training images.
+        ignore_class_names: For a SPEC: number classes in sorted order, even if the network's card
+            names others.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
         resume: Resume the comparison in `out`.
@@ -123,10 +127,13 @@ def compare(
     Example:
         >>> result = legr_cli.compare(dense, loader, "versus", flops=[0.3, 0.5], epochs=10)
     """
+    check_instance(settings, Compare, "settings")
     if settings is None:
-        targets = tuple(Target("flops", share) for share in flops)
+        targets = tuple(Target("flops", share) for share in as_shares(flops, "flops"))
         training = settings_of(recipe, **given(epochs=epochs))
-        settings = Compare(methods=check_methods(methods), targets=targets, training=training)
+        settings = Compare(
+            methods=check_methods(as_tuple(methods, "methods")), targets=targets, training=training
+        )
     overrides = given(candidates=candidates, repeats=repeats, seed=seed)
     images = as_images(
         data,
@@ -136,15 +143,18 @@ def compare(
         pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
         ignore_class_names=ignore_class_names,
     )
+    network = as_network(model, input_shape or images.shape, arch).copied()
+    if arch is not None:
+        check_card(network)  # or the files could not be opened again
     return compare_network(
-        as_network(model, input_shape or images.shape, arch).copied(),
+        network,
         images,
         replace(settings, **overrides),
-        Path(out),
+        as_path(out, "out"),
         resume=resume,
         force=force,
         device=device,
-        progress=progress or silent,
+        progress=reporting(progress),
     )
 
 
@@ -176,12 +186,14 @@ def compare_network(
     check_outputs(network.model, first)
 
     run = ComparisonRun(analysis, open_data, settings, device, folder, command, lambda *_: None)
-    facts = _run_and_write(run, first, resume, force, progress)
+    with _results_in(folder):
+        facts = _run_and_write(run, first, resume, force, progress)
     if all("error" in row for row in facts["rows"]):
         failed = facts["rows"][0]
         raise LegrError(f"every method failed; {failed['method']}: {failed['error']}")
     rows = tuple(map(ComparisonRow.from_line, facts["rows"]))
-    return Comparison(rows, tuple(summarize(rows)), facts["dense"], settings, folder, facts)
+    dense = Score.from_line(facts["dense"])
+    return Comparison(rows, tuple(summarize(rows)), dense, settings, folder, facts)
 
 
 def _resolved(settings: Compare, device: str, progress: Report) -> Compare:
@@ -196,7 +208,6 @@ def _run_and_write(
 ) -> Line:
     """Do all pieces that are not recorded, and write compare.json; return its contents."""
     folder, total = run.folder, len(run.pieces())
-    folder.mkdir(exist_ok=True)
     path = folder / "compare.jsonl"
     previous = read_header(path, COMPARISON) if resume else None
     network = run.analysis.network
@@ -220,6 +231,19 @@ def _run_and_write(
         text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
         files.file(folder / "compare.json").write_text(text, encoding="utf-8")
     return facts
+
+
+@contextlib.contextmanager
+def _results_in(folder: Path) -> Iterator[None]:
+    """Create the folder; remove it again if the run fails before it has recorded anything."""
+    is_new = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    try:
+        yield
+    except LegrError:
+        if is_new and not any(folder.rglob("*.jsonl")):  # empty journals delete themselves
+            shutil.rmtree(folder)
+        raise
 
 
 def _opening_messages(run: ComparisonRun, dense: Line, rows: list[Line], total: int) -> list[str]:

@@ -196,8 +196,8 @@ def _complete_piece(
         "dense_flops": run.analysis.flops,
         "params": pruned.params,
         "before": before["accuracy"],
-        "accuracy": after["accuracy"],
-        "images": after["images"],
+        "accuracy": after.accuracy,
+        "images": after.images,
         "pruning": result.effort.line(),
         "tuning": _tuning_effort(context, training).line(),
     }

@@ -16,7 +16,7 @@ from legr_cli.pruning import resolve_ranking
 from legr_cli.ranking import Ranking
 from legr_cli.search.fitness import adaptation, with_steps
 from legr_cli.search.history import HISTORY, history_of
-from legr_cli.search.run import SearchProgress, search
+from legr_cli.search.run import SearchProgress
 from legr_cli.search.setup import SearchSetup
 from legr_cli.targets import Target, falling, percents
 
@@ -98,19 +98,7 @@ def _search(
 
     header = {**setup.header, "dense": context.dense}
     with journal(history, replace(HISTORY, anew=DAMAGED_ADVICE), header, resume=True) as book:
-        pool = setup.pool()
-        try:
-            result = search(
-                setup.analysis,
-                settings,
-                setup.strategy,
-                pool,
-                book,
-                on_progress,
-                context.report,
-            )
-        finally:
-            pool.shutdown()
+        result = setup.run(book, on_progress, context.report)
         evaluated = [line for line in book.lines.values() if "seconds" in line]
         think_seconds = sum(line.get("think_seconds", 0.0) for line in book.lines.values())
     effort = Effort(

@@ -125,7 +125,7 @@ def _unfaithful(source: Source, traced: Traced) -> str:
     if traced.loops:
         return f"the network's code loops over the images of a batch at {traced.loops[0]}; {advice}"
     return (
-        "the traced graph computes another output than the network on another image: part of its "
+        "on another image, the output of the traced graph differs from the network's: part of its "
         f"code runs outside torch; {advice}"
     )
 

@@ -145,7 +145,7 @@ def captured(model: nn.Module, name: str, call: Call) -> Call:
         ) from error
     finally:
         hook.remove()
-    raise ModelError(f"--module {name}: the network never calls this module while it runs")
+    raise ModelError(f"--module {name}: the network never calls this module")
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:

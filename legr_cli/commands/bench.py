@@ -73,8 +73,8 @@ def bench(
     """Measure latency for one image at a time, on this machine or a remote board.
 
     Networks are exported to ONNX, compared with torch, and timed in turns on one core, so that
-    latency ratios hold even on a busy machine. Three or more networks also show how much latency
-    each saved FLOP saves.
+    latency ratios hold even on a busy machine. With three or more networks, the output also shows
+    how much latency each saved FLOP saves.
 
     Examples:
 

@@ -26,7 +26,7 @@ def show_comparison(found: "Comparison", as_json: bool) -> None:
             table.add_row(summary.method, *cells)
         output.print_table(screen, table)
     over = f"; mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    output.print_notes(f"on {found.dense['images']} images, by share of the FLOPs kept{over}")
+    output.print_notes(f"on {found.dense.images} images, by share of the FLOPs kept{over}")
     output.print_table(screen, _costs(found.methods))
     output.print_notes(*_failures(found.methods))
     output.print_notes(f"next: legr report {found.folder} --out report.html")

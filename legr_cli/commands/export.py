@@ -51,7 +51,7 @@ def export(
 ) -> None:
     """Export networks to ONNX, and verify each with ONNX Runtime against torch.
 
-    The metadata of each file records the input size and, where known, mean and standard deviation
+    The metadata of each file records the input size and, if known, the mean and standard deviation
     of each channel and the class names, so that the code on a board can read them from the file.
 
     Examples:

@@ -36,15 +36,15 @@ def show_trained(result: "FinetuneResult", data: str, out: Path, as_json: bool) 
         output.print_json(_as_json(result, out))
         return
     table = output.table("Accuracy", "network", "validation", "test", left=("network",))
-    table.add_row("before", f"{result.before['accuracy']:.2%}", "")
+    table.add_row("before", f"{result.before.accuracy:.2%}", "")
     after = f"after epoch {result.best_epoch} of {result.epochs}"
     scores = (result.validation, result.test)
-    shown = ("" if score is None else f"{score['accuracy']:.2%}" for score in scores)
+    shown = ("" if score is None else f"{score.accuracy:.2%}" for score in scores)
     table.add_row(after if result.epochs else "after recalibration", *shown)
     output.print_table(output.console(), table)
     held_out = result.validation
-    if held_out is not None and held_out["accuracy"] < result.before["accuracy"]:
-        note = "validation accuracy stayed below that before training"
+    if held_out is not None and held_out.accuracy < result.before.accuracy:
+        note = "validation accuracy stayed below its value before training"
         output.print_notes(f"{note}: try a lower --lr or more --epochs")
     if result.test is None:
         output.print_notes(f"{data} has no test images")
@@ -53,6 +53,14 @@ def show_trained(result: "FinetuneResult", data: str, out: Path, as_json: bool) 
 
 def _as_json(result: "FinetuneResult", out: Path) -> dict[str, Any]:
     """The result as JSON data."""
-    names = ("before", "epochs", "best_epoch", "validation", "test", "seconds", "settings")
-    facts = {name: getattr(result, name) for name in names}
-    return {"legr": __version__, "file": str(out), **facts}
+    return {
+        "legr": __version__,
+        "file": str(out),
+        "before": result.before.line(),
+        "epochs": result.epochs,
+        "best_epoch": result.best_epoch,
+        "validation": result.validation and result.validation.line(),
+        "test": result.test and result.test.line(),
+        "seconds": result.seconds,
+        "settings": result.settings,
+    }

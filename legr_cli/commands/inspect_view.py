@@ -8,7 +8,8 @@ from legr_cli.commands import output
 from legr_cli.shapes import shapes_json, shapes_text
 
 if TYPE_CHECKING:
-    from legr_cli.pruning import NetworkSummary, PinnedChannels
+    from legr_cli.channels.units import Pin
+    from legr_cli.pruning import NetworkSummary
 
 
 def show_archs() -> None:
@@ -85,7 +86,7 @@ def _name(summary: "NetworkSummary") -> str:
     return f"{summary.module} of {summary.arch}{of},"
 
 
-def _by_reason(pins: Iterable["PinnedChannels"]) -> dict[str, list[str]]:
+def _by_reason(pins: Iterable["Pin"]) -> dict[str, list[str]]:
     """For each reason, the layers it pins and how many channels of each.
 
     This also names layers that have no rule themselves, and so no row in the table.

@@ -13,40 +13,43 @@ if TYPE_CHECKING:
 
 def show_learned(result: "LearnResult", out: Path, next_step: str, as_json: bool) -> None:
     """Print accuracies to stderr and the ranking's name to stdout, or everything as JSON."""
+    from legr_cli.training.scores import finite_or_none
+
     if as_json:
         output.print_json(_as_json(result, out))
         return
-    more = ("divergence",) if "divergence" in result.best else ()
+    more = () if result.best.divergence is None else ("divergence",)
     columns = ("network", "accuracy", "loss", *more)
     table = output.table("Accuracy on the validation images", *columns, left=("network",))
     shares = percents(result.settings.flops)
-    for name, score in (
-        ("dense", result.dense),
-        (f"{shares} FLOPs, α = 1, κ = 0", result.identity),
-        (f"{shares} FLOPs, learned", result.best),
-    ):
+    dense = result.dense
+    rows: list[tuple[str, float, float | None, float | None]]
+    rows = [("dense", dense.accuracy, finite_or_none(dense.loss), 0.0)]
+    for name, score in (("α = 1, κ = 0", result.identity), ("learned", result.best)):
         if score is not None:
-            loss = "" if score["loss"] is None else f"{score['loss']:.4f}"
-            row = (name, f"{score['accuracy']:.2%}", loss, _divergence(name, score))
-            table.add_row(*row[: len(columns)])
+            scores = score.accuracy, score.loss, score.divergence
+            rows.append((f"{shares} FLOPs, {name}", *scores))
+    for name, accuracy, loss, divergence in rows:
+        cells = (name, f"{accuracy:.2%}", _number(loss), _number(divergence))
+        table.add_row(*cells[: len(columns)])
     output.print_table(output.console(), table)
     output.print_notes(
-        f"{result.settings.candidates} candidates in {result.seconds:.0f} s of work; "
-        f"{result.cached} of them keep the same channels as an earlier one and took its fitness",
+        f"{result.settings.candidates} candidates in {result.seconds:.0f} s of compute; "
+        f"{result.cached} of them keep the same channels as an earlier one and reuse its fitness",
         f"next: {next_step}",
     )
     output.print_result(str(out))
 
 
-def _divergence(name: str, score: dict[str, Any]) -> str:
-    """A score's divergence from the dense network."""
-    divergence = 0.0 if name == "dense" else score.get("divergence")
-    return "" if divergence is None else f"{divergence:.4f}"
+def _number(value: float | None) -> str:
+    """A loss or a divergence; empty if there is none."""
+    return "" if value is None else f"{value:.4f}"
 
 
 def _as_json(result: "LearnResult", out: Path) -> dict[str, Any]:
     """The result as JSON data."""
     notes = result.ranking.notes
-    facts = {key: notes[key] for key in ("dense", "identity", "best", "seconds", "settings")}
+    keys = ("dense", "identity", "best", "seconds", "settings")
+    facts = {key: notes[key] for key in keys if key in notes}
     files = {"ranking": str(out), "history": str(out.with_name(notes["history"]))}
     return {"legr": __version__, **files, "cached": result.cached, **facts}

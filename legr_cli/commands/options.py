@@ -116,8 +116,8 @@ Weights = Annotated[
         metavar="KEY",
         show_default=False,
         rich_help_panel=NETWORK,
-        help="Where in a checkpoint the weights are, such as state_dict_ema; dots lead into nested "
-        "dictionaries. Defaults to the first state dict that fits the network, averages last.",
+        help="Key of the weights in the checkpoint, such as state_dict_ema; dots separate nested "
+        "keys. Defaults to the first state dict that fits the network, with averages (EMA) last.",
     ),
 ]
 Classes = Annotated[
@@ -149,8 +149,8 @@ Module = Annotated[
         metavar="NAME",
         show_default=False,
         rich_help_panel=NETWORK,
-        help="Prune only this part of the network, such as the backbone of a detector, whatever "
-        "surrounds it. Targets are then shares of that part.",
+        help="Prune only this part of the network, such as the backbone of a detector, and leave "
+        "the rest as it is. Targets are then shares of this part.",
     ),
 ]
 Data = Annotated[
@@ -192,11 +192,11 @@ Resize = Annotated[
     str | None,
     typer.Option(
         metavar="crop|squash|pad|none",
-        show_default="as the network's file records, or as is usual for the dataset",
+        show_default="as recorded in the network's file, or usual for the dataset",
         rich_help_panel=IMAGES,
-        help="How pictures are brought to the input size: cover it and crop the centre (crop), "
-        "ignore the aspect ratio (squash), or fill up with black (pad); none requires pictures "
-        "of the input size.",
+        help="How to fit images to the input size: resize to cover it and crop the center (crop), "
+        "resize regardless of the aspect ratio (squash), or resize to fit inside it and pad with "
+        "black (pad); none requires images of the input size.",
     ),
 ]
 Crop = Annotated[
@@ -205,9 +205,8 @@ Crop = Annotated[
         metavar="SHARE",
         show_default=False,
         rich_help_panel=IMAGES,
-        help="With --resize crop: side of the central crop relative to the resized picture's. "
-        "0.875 resizes to 256 and crops 224; 1, the default for folder:, crops as little as "
-        "possible.",
+        help="With --resize crop: side of the center crop, relative to the resized image. 0.875 "
+        "resizes to 256 and crops 224; 1, the default for folder:, crops as little as possible.",
     ),
 ]
 RandomCrop = Annotated[
@@ -216,8 +215,8 @@ RandomCrop = Annotated[
         metavar="none|padded|resized",
         show_default=False,
         rich_help_panel=IMAGES,
-        help="Random crops in training: none (the default for folder:), of the picture with a "
-        "black border (padded), or of a random part that is enlarged (resized).",
+        help="Random crops for training: none (the default for folder:), crops of the image "
+        "padded with black (padded), or a random part resized to the input size (resized).",
     ),
 ]
 Flip = Annotated[
@@ -226,8 +225,8 @@ Flip = Annotated[
         "--flip/--no-flip",
         show_default=False,
         rich_help_panel=IMAGES,
-        help="Mirror half of the pictures in training, or none. The default for folder: is none, "
-        "since a mirrored picture may belong to another class.",
+        help="Mirror half of the training images at random. Off by default for folder:, because "
+        "a mirrored image may belong to another class.",
     ),
 ]
 IgnoreClassNames = Annotated[
@@ -235,8 +234,8 @@ IgnoreClassNames = Annotated[
     typer.Option(
         "--ignore-class-names",
         rich_help_panel=IMAGES,
-        help="Number the classes of the dataset in sorted order, even if they are not those that "
-        "the network's file names.",
+        help="Number the dataset's classes in sorted order, even if the network's file names "
+        "other classes.",
     ),
 ]
 Download = Annotated[
@@ -321,8 +320,9 @@ Steps = Annotated[
     setting(
         CANDIDATES,
         "N",
-        "Number of adaptation steps per candidate; for repair, the batches of images to use.",
-        "200; 8 with --fitness bn; 2 with repair",
+        "Number of adaptation steps per candidate; with --fitness repair, batches of images to "
+        "repair with.",
+        "200; 8 with --fitness bn, 2 with repair",
     ),
 ]
 ValImages = Annotated[

@@ -78,7 +78,7 @@ def prune(
     ] = None,
     repair_images: Annotated[
         int | None,
-        setting(options.REPAIR, "N", "Number of images to use at most.", "512"),
+        setting(options.REPAIR, "N", "Maximum number of images to use.", "512"),
     ] = None,
     normalize: options.Normalize = None,
     download: options.Download = False,

@@ -158,13 +158,11 @@ def _repair_notes(result: "PrunedFiles") -> list[str]:
 
 def _ranking_notes(result: "PrunedFiles") -> list[str]:
     """How filters were ranked."""
+    from legr_cli.cut import UNLEARNED
+
     ranking = result.ranking
-    if ranking.method == "norm":
-        return ["no --ranking: filters are ranked by their squared norm (α = 1, κ = 0)"]
-    if ranking.method == "uniform":
-        return [
-            "uniform: every layer is pruned by the same share, by squared norm within the layer"
-        ]
+    if ranking.method in UNLEARNED:
+        return [UNLEARNED[ranking.method].note]
     if ranking.notes.get("weights_sha256") not in (None, result.analysis.sha256):
         return ["the ranking was learned on different weights"]
     return []
@@ -181,7 +179,7 @@ def _latency_notes(result: "PrunedFiles") -> list[str]:
             f"measured on {timing.device} with 1 thread: {timing.ms:.3g} ms, dense "
             f"{timing.dense_ms:.3g} ms; {timing.ratio:.1%} of the dense latency when run in turns"
         )
-        short |= target.what == "latency" and 1 - timing.ratio / target.value > 0.05
+        short |= target.kind.is_share and 1 - timing.ratio / target.value > 0.05
     if short:
         notes.append("no plan comes closer to the target latency; --align 1 may")
     return notes
@@ -209,7 +207,7 @@ def _setting_notes(analysis: "Analysis", settings: "Prune", learned: dict[str, A
 
 def _setting(key: str) -> str:
     """The option that sets a setting."""
-    from legr_cli.settings import option
+    from legr_cli.arguments import option
 
     return option(key.removesuffix("_layers"))
 

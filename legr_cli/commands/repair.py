@@ -24,7 +24,7 @@ def repair(
             metavar="CHECKPOINT",
             show_default=False,
             rich_help_panel=options.NETWORK,
-            help="The network that they were cut from: the same CHECKPOINT as for legr prune.",
+            help="Dense network that they were pruned from: the CHECKPOINT passed to legr prune.",
         ),
     ],
     data: options.Pictures,
@@ -39,7 +39,7 @@ def repair(
     images: Annotated[
         int,
         typer.Option(
-            metavar="N", rich_help_panel=options.REPAIR, help="Number of images to use at most."
+            metavar="N", rich_help_panel=options.REPAIR, help="Maximum number of images to use."
         ),
     ] = 512,
     ridge: Annotated[
@@ -47,8 +47,8 @@ def repair(
         typer.Option(
             metavar="WEIGHT",
             rich_help_panel=options.REPAIR,
-            help="Weight of the squared change of each layer, relative to the mean square of its "
-            "inputs. Larger values change less; with few images, 1 may do better.",
+            help="Weight of each layer's squared change, relative to the mean square of its "
+            "inputs. Larger values change less; with few images, 1 may work better.",
         ),
     ] = 0.1,
     seed: Annotated[
@@ -63,7 +63,7 @@ def repair(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Repair networks that are fine-tuned already, undoing the training."
+            "--force", help="Also repair networks that are fine-tuned, which undoes the training."
         ),
     ] = False,
     as_json: options.Json = False,
@@ -71,9 +71,9 @@ def repair(
     """Make pruned networks usable at once: new weights from a few images, without labels.
 
     Each layer is fitted in closed form to what the dense network computes on the images. A fifth of
-    them is held out to see that the result is closer to the dense network than the cut one was;
-    otherwise the weights stay as they were, and the output says so. Fine-tuning comes after this,
-    or not at all.
+    them is held out to check that the repaired network is closer to the dense one than before;
+    if it is not, the weights are left unchanged, and the output says so. Fine-tune afterwards, or
+    not at all.
 
     Examples:
 

@@ -31,9 +31,9 @@ def show_repaired(written: "list[RepairedFile]", as_json: bool) -> None:
         table.add_row(row.file.name, str(result.images), str(repaired), *numbers, verdict)
     output.print_table(output.console(), table)
     output.print_notes(
-        "divergence: from the dense network, on the held-out fifth of the images; 0 is equal",
+        "divergence from the dense network, on the held-out fifth of the images; 0 means equal",
         *dict.fromkeys(
-            f"left as it was: {layer.name}: {layer.reason}"
+            f"not repaired: {layer.name}, because {layer.reason}"
             for row in written
             for layer in row.result.left
         ),

@@ -8,7 +8,7 @@ import typer
 from legr_cli.commands import options
 from legr_cli.commands.options import setting
 
-_PICTURES = "Pictures for papers and slides"
+_FIGURES = "Figures for papers and slides"
 
 
 def report(
@@ -25,14 +25,14 @@ def report(
         typer.Option(metavar="FILE", help="Page to write, a single self-contained .html file."),
     ] = Path("report.html"),
     png: Annotated[
-        Path | None, setting(_PICTURES, "DIR", "Folder to write every picture to, as .png.")
+        Path | None, setting(_FIGURES, "DIR", "Folder to write every figure to, as a .png file.")
     ] = None,
     svg: Annotated[
-        Path | None, setting(_PICTURES, "DIR", "Folder to write every picture to, as .svg.")
+        Path | None, setting(_FIGURES, "DIR", "Folder to write every figure to, as an .svg file.")
     ] = None,
     animate: Annotated[
         Path | None,
-        setting(_PICTURES, "FILE", "Animation of the search to write, a .gif file."),
+        setting(_FIGURES, "FILE", "Animation of the search to write, a .gif file."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

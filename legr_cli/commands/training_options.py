@@ -215,7 +215,7 @@ def _overrides() -> list[str]:
 
 def _check(given: dict[str, Any]) -> None:
     """Reject options that do not go together."""
-    from legr_cli.settings import option
+    from legr_cli.arguments import option
 
     if given["bn_recalibrate"]:
         _check_recalibrate(given)
@@ -230,7 +230,7 @@ def _check(given: dict[str, Any]) -> None:
 
 def _check_recalibrate(given: dict[str, Any]) -> None:
     """Reject training options with --bn-recalibrate."""
-    from legr_cli.settings import option
+    from legr_cli.arguments import option
 
     if given["checkpoint"] is None:
         raise SettingError("--bn-recalibrate requires a CHECKPOINT")

@@ -34,7 +34,9 @@ def in_network_order(data: Data, names: Sequence[str], missing_ok: bool = False)
 
     remarks = []
     if (np.diff(number) < 0).any():
-        remarks.append("the network has its classes in another order: labels are matched by name")
+        remarks.append(
+            "the network numbers these classes in another order: labels are matched by name"
+        )
     if missing:
         remarks.append(f"the data has {len(data.classes)} of the network's {len(names)} classes")
     return replace(
@@ -66,7 +68,7 @@ def _mismatch(spec: str, unknown: list[str], missing: list[str]) -> str:
     if unknown:
         parts.append(f"has {_listed(unknown)}, which the network does not know")
     if missing:
-        parts.append(f"lacks {_listed(missing)}, which the network knows")
+        parts.append(f"lacks {_listed(missing)}, which the network expects")
     return (
         f"{spec} {', and '.join(parts)}: rename or complete the class folders, or pass "
         "--ignore-class-names to number them in sorted order (legr finetune --new-head trains for "

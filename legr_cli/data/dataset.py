@@ -116,7 +116,7 @@ def open_data(
     name, kind, source = find(spec, download)
     if not kind.labels:
         raise DataError(
-            f"--data {spec}: these images have no labels, which only legr repair does without; "
+            f"--data {spec}: these images have no labels, and only legr repair works without them; "
             "pass folder:DIR with train/CLASS/*.jpg"
         )
     original = source.splits["train"]
@@ -195,7 +195,9 @@ def _check_image_shape(shape: tuple[int, ...]) -> None:
     """Raise unless images of this shape can be read from files."""
     if len(shape) != 3 or shape[0] not in (1, 3):
         size = "x".join(map(str, shape))
-        raise DataError(f"the network expects {size}, but images have 1 or 3 channels and 2 sides")
+        raise DataError(
+            f"the network expects {size}, but images have 1 or 3 channels, a height and a width"
+        )
 
 
 def _pick(split: Split, rows: np.ndarray) -> Split:
@@ -266,25 +268,25 @@ def _fingerprint(classes: tuple[str, ...], *parts: Part) -> str:
 
 
 def described(data: Data, training: bool = False) -> list[str]:
-    """How pictures become inputs, in words; `training` adds how they are varied."""
+    """How images become inputs, in words; `training` adds how they are varied."""
     feed, size = data.feed, "{}x{}".format(*data.native)
     if not feed.mean:  # a user's own data
         return []
     how = f"crop {feed.crop:.4g}" if feed.resize == "crop" and feed.crop < 1 else feed.resize
     side = "{}x{}".format(*feed.fitting.size)
-    text = f"pictures {size}, resized to {side} ({how})"
+    text = f"images {size}, resized to {side} ({how})"
     if data.mixed:
-        text = f"pictures of several sizes, such as {size}, resized to {side} ({how})"
+        text = f"images of several sizes, such as {size}, resized to {side} ({how})"
     elif data.native == feed.fitting.size and feed.fitting.keeps:
-        text = f"pictures {size}, used as they are"
+        text = f"images {size}, used as they are"
     return [text, *[_variation(feed)] * training, *data.remarks]
 
 
 def _variation(feed: Feed) -> str:
-    """How pictures are varied in training, in words."""
-    crop = "not cropped" if feed.random_crop == "none" else f"cropped ({feed.random_crop})"
-    flip = "mirrored" if feed.flip else "not mirrored"
-    return f"training pictures are {crop} and {flip} at random (--random-crop, --flip)"
+    """How images are varied in training, in words."""
+    crop = "no random crops" if feed.random_crop == "none" else f"{feed.random_crop} random crops"
+    flip = "mirroring" if feed.flip else "no mirroring"
+    return f"training images: {crop}, {flip} (--random-crop, --flip)"
 
 
 def doubts(data: Data) -> list[str]:

@@ -45,11 +45,17 @@ class OwnPart:
     rows: Rows
     labels: int | None  # number of classes; None: targets are not labels
 
+    def __post_init__(self) -> None:
+        if self.labels is not None and isinstance(self.rows, TensorRows):
+            _check_labels(self.rows.targets, self.labels)  # at once: nothing has been written yet
+
     def batches(self, order: list[list[int]], seed: int, workers: int | None) -> Iterator[Batch]:
         """Batches, each checked."""
         for batch in self.rows.batches(order, seed, workers):
             images, targets = as_pair(batch)
             _check_shape(images, self.rows.shape)
+            if not images.isfinite().all():
+                raise DataError("data has images with NaN or infinite values")
             if self.labels is not None:
                 _check_labels(targets, self.labels)
             yield images, targets
@@ -114,7 +120,7 @@ def _without_targets(batch: Any, name: str) -> Batch:
     """The images of a batch, which may be alone or come first, and zeros as targets."""
     images = batch[0] if isinstance(batch, Sequence) and len(batch) else batch
     if not isinstance(images, Tensor) or not images.ndim:
-        raise DataError(f"{name} must give tensors of images, got {_describe(batch)}")
+        raise DataError(f"{name} must yield tensors of images, got {_describe(batch)}")
     return as_pair((images, torch.zeros(len(images))), name)
 
 
@@ -247,17 +253,17 @@ def as_pair(batch: Any, name: str = "data") -> Batch:
     pair = isinstance(batch, Sequence) and len(batch) == 2
     if not pair or not all(isinstance(tensor, Tensor) for tensor in batch):
         raise DataError(
-            f"{name} must give pairs of tensors, (images, targets), got {_describe(batch)}: a "
+            f"{name} must yield pairs of tensors, (images, targets), got {_describe(batch)}: a "
             "collate_fn can make such pairs"
         )
     images, targets = batch
     if images.ndim < 2 or not len(images) or targets.ndim < 1 or len(targets) != len(images):
         shapes = f"{tuple(images.shape)} and {tuple(targets.shape)}"
-        raise DataError(f"{name} must give as many images as targets, at least one; got {shapes}")
+        raise DataError(f"{name} must yield as many images as targets, at least one; got {shapes}")
     if not images.is_floating_point():
         raise DataError(
-            f"{name} must give images as the network takes them, in floating point and normalized; "
-            f"got {images.dtype}"
+            f"{name} must yield images as the network expects them, in floating point and "
+            f"normalized; got {images.dtype}"
         )
     if images.is_meta or targets.is_meta:
         raise DataError(f"{name} has tensors on the meta device, which have no values")
@@ -275,14 +281,14 @@ def _check_shape(images: Tensor, shape: tuple[int, ...]) -> None:
     """All images of a set have one shape."""
     if tuple(images.shape[1:]) != shape:
         sizes = ("x".join(map(str, side)) for side in (shape, images.shape[1:]))
-        raise DataError("images must all have one shape, got {} and {}".format(*sizes))
+        raise DataError("images must all have the same shape, got {} and {}".format(*sizes))
 
 
 def _check_labels(targets: Tensor, classes: int) -> None:
     """Labels are class numbers."""
     if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
         raise DataError(
-            f"targets must be class numbers, one for each image, got {targets.dtype} of shape "
+            f"targets must be class indices, one per image, got {targets.dtype} of shape "
             f"{tuple(targets.shape)}; for another task, pass loss= and score="
         )
     least, most = int(targets.min()), int(targets.max())

@@ -82,7 +82,7 @@ class Fitting:
         if self.resize == "none":
             found, wanted = ("x".join(map(str, size)) for size in (image.size, self.size))
             raise DataError(
-                f"{name} is {found}, but the input is {wanted} and --resize none takes pictures "
+                f"{name} is {found}, but the input is {wanted} and --resize none takes images "
                 "as they are: pass --resize crop, squash or pad, or another --input"
             )
         if self.resize == "squash":

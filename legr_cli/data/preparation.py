@@ -79,6 +79,6 @@ def _recorded(note: Any) -> Pictures:
         return Pictures(**note)
     except (TypeError, SettingError) as error:
         raise DataError(
-            f"the network's file has notes on pictures that this version of legr cannot read "
+            f"the network's file has notes on preprocessing that this version of legr cannot read "
             f"({note}): was it written by a newer one?"
         ) from error

@@ -35,7 +35,7 @@ Split = Listing | Arrays
 
 
 @dataclass(frozen=True)
-class Source:
+class StoredDataset:
     """A dataset as stored: its classes and its splits (train, val, test)."""
 
     classes: tuple[str, ...]
@@ -46,7 +46,7 @@ class Source:
 class DatasetKind:
     """How to read one kind of dataset, and the defaults that suit it."""
 
-    read: Callable[[Path], Source]
+    read: Callable[[Path], StoredDataset]
     statistics: str  # key of `feed.STATISTICS`, the default of --normalize
     flip: bool = True  # whether a horizontal flip keeps the class
     augment: bool = True  # whether training crops and flips by default
@@ -57,14 +57,14 @@ class DatasetKind:
     labels: bool = True  # False: images only; any layout of the folder will do
 
 
-def _folders(root: Path, names: dict[str, str]) -> Source:
+def _folders(root: Path, names: dict[str, str]) -> StoredDataset:
     """Read splits that have one folder per class; `names` maps a split to its folder."""
     classes = _classes(root / names["train"])
     splits: dict[str, Split] = {}
     for split, name in names.items():
         if split == "train" or (root / name).is_dir():
             splits[split] = _listing(root / name, classes)
-    return Source(classes, splits)
+    return StoredDataset(classes, splits)
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:
@@ -111,28 +111,28 @@ def _images(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in files if Path(name).suffix.lower() in _SUFFIXES)
 
 
-def _folder(root: Path) -> Source:
+def _folder(root: Path) -> StoredDataset:
     """Read `train/`, and `val/` and `test/` if they exist."""
     return _folders(root, {"train": "train", "val": "val", "test": "test"})
 
 
-def _unlabelled(root: Path) -> Source:
+def _unlabelled(root: Path) -> StoredDataset:
     """List all images below a folder, as training images of no class."""
     names = tuple(sorted(str(path.relative_to(root)) for path in _images(root)))
     if not names:
         raise DataError(f"{root} has no images ({', '.join(sorted(_SUFFIXES))})")
-    return Source((), {"train": Listing(root, names, np.zeros(len(names), np.int64))})
+    return StoredDataset((), {"train": Listing(root, names, np.zeros(len(names), np.int64))})
 
 
-def _imagenet(root: Path) -> Source:
+def _imagenet(root: Path) -> StoredDataset:
     """Read `train/` and `val/`; `val/` is the test set, since results are reported on it."""
     return _folders(root, {"train": "train", "test": "val"})
 
 
-def _cifar(name: str) -> Callable[[Path], Source]:
+def _cifar(name: str) -> Callable[[Path], StoredDataset]:
     """Make a reader of torchvision's files, or of image folders `train/` and `test/`."""
 
-    def read(root: Path) -> Source:
+    def read(root: Path) -> StoredDataset:
         if (root / "train").is_dir():
             return _folders(root, {"train": "train", "test": "test"})
         import torchvision
@@ -146,12 +146,12 @@ def _cifar(name: str) -> Callable[[Path], Source]:
                 raise DataError(f"{root} has damaged files: {first_line(error)}") from error
             pixels = np.ascontiguousarray(dataset.data.transpose(0, 3, 1, 2))
             splits[split] = Arrays(pixels, np.array(dataset.targets, np.int64))
-        return Source(tuple(dataset.classes), splits)
+        return StoredDataset(tuple(dataset.classes), splits)
 
     return read
 
 
-def _cub200(root: Path) -> Source:
+def _cub200(root: Path) -> StoredDataset:
     """Read the original layout (`images.txt`, `train_test_split.txt`, …), or image folders."""
     if (root / "train").is_dir():
         return _folder(root)
@@ -184,10 +184,10 @@ def _cub200(root: Path) -> Source:
         raise DataError(
             f"{root} is not a complete CUB-200-2011: training images or classes are missing"
         )
-    return Source(names, splits)
+    return StoredDataset(names, splits)
 
 
-def _digits(_root: Path) -> Source:
+def _digits(_root: Path) -> StoredDataset:
     """Load UCI's 8×8 handwritten digits, enlarged to 3×32×32; the last fifth is the test split."""
     with np.load(str(packaged("legr_cli.training").joinpath("digits.npz"))) as archive:
         small, labels = archive["images"], archive["labels"].astype(np.int64)
@@ -199,7 +199,7 @@ def _digits(_root: Path) -> Source:
         "train": Arrays(pixels[:train_count], labels[:train_count]),
         "test": Arrays(pixels[train_count:], labels[train_count:]),
     }
-    return Source(tuple("0123456789"), splits)
+    return StoredDataset(tuple("0123456789"), splits)
 
 
 def _cifar_kind(name: str, first: str) -> DatasetKind:
@@ -243,7 +243,7 @@ DATASETS = {
 }
 
 
-def find(spec: str, download: bool = False) -> tuple[str, DatasetKind, Source]:
+def find(spec: str, download: bool = False) -> tuple[str, DatasetKind, StoredDataset]:
     """Read the dataset that `KIND:DIR`, or the name of a bundled one, refers to."""
     name, colon, folder = spec.partition(":")
     if name not in DATASETS:

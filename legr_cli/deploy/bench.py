@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass
 from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
+from legr_cli.arguments import check_instance
 from legr_cli.deploy import core
 from legr_cli.deploy.bench_models import BenchModels, as_onnx
 from legr_cli.deploy.board import Board, Facts, place_for
 from legr_cli.errors import BenchError, SettingError
-from legr_cli.progress import Progress, Report, Status, silent
+from legr_cli.progress import Progress, Report, Status, reporting, silent
 from legr_cli.settings import Bench
 from legr_cli.shapes import Shapes, check_shapes
 from legr_cli.version import __version__
@@ -78,7 +79,10 @@ def bench(
         >>> legr_cli.bench(["dense.onnx", "robot.onnx"]).networks[1].ratio
         0.43
     """
-    if isinstance(models, str | PathLike) or not models:
+    check_instance(settings, Bench, "settings")
+    check_instance(ssh, str, "ssh")
+    check_instance(python, str, "python")
+    if not isinstance(models, Sequence) or isinstance(models, str) or not models:
         raise SettingError("models must be a list of files or modules")
     in_memory = {}
     names = []
@@ -91,7 +95,7 @@ def bench(
             in_memory[names[-1]] = as_network(model, input_shape)
     shape = None if input_shape is None else check_shapes(input_shape)
     named = BenchModels(tuple(dict.fromkeys(names)), arch, classes, shape, in_memory)
-    facts = bench_networks(named, settings or Bench(), ssh, python, progress=progress or silent)
+    facts = bench_networks(named, settings or Bench(), ssh, python, progress=reporting(progress))
     return BenchResult(tuple(_latency(row) for row in facts["models"]), facts)
 
 

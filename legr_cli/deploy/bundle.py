@@ -25,7 +25,7 @@ To run a network on the board, read how to prepare its input from the file itsel
     metadata["input"], metadata.get("pictures"), metadata.get("mean"), metadata.get("std")
     metadata.get("classes")
 
-Resize pictures as `pictures` says and scale pixel values to [0, 1]; then subtract `mean` and divide
+Resize images as `pictures` says and scale pixel values to [0, 1]; then subtract `mean` and divide
 by `std`, channel by channel.
 """
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from legr_cli.arguments import as_path
 from legr_cli.channels.inputs import Call, Source
 from legr_cli.channels.structures import parts, tensors
 from legr_cli.channels.switches import evaluating, unchanged
@@ -83,7 +84,7 @@ def export(
         >>> legr_cli.export(tuned, "robot.onnx", batch=1).difference
         3.1e-07
     """
-    target = Path(path)
+    target = as_path(path, "path")
     if target.suffix not in EXPORTERS or target.is_dir():
         raise OutputError(f"{target}: name a file that ends in {' or '.join(EXPORTERS)}")
     require_folder(target, "path")

@@ -16,7 +16,7 @@ from legr_cli.models.network import Network, write_network
 from legr_cli.progress import Report, Status, silent
 from legr_cli.pruning import Analysis, Pruned, analyze, apply_plans, plans, resolve_ranking
 from legr_cli.ranking import Ranking
-from legr_cli.repairs.pictures import Pictures, choose_pictures
+from legr_cli.repairs.pictures import RepairImages, choose_pictures
 from legr_cli.repairs.repair import RepairResult, repair_network
 from legr_cli.settings import LayerShares, Prune, Repair, parse_align
 from legr_cli.targets import Target
@@ -129,7 +129,7 @@ def check_out(out: Path, checkpoint: str, targets: int) -> None:
 def _repaired(pruned: Pruned, dense: Network, repair: RepairData, progress: Report) -> RepairResult:
     """Repair a network that was just pruned, as `legr repair` does with its file."""
 
-    def pictures(of: Network) -> Pictures:
+    def pictures(of: Network) -> RepairImages:
         return choose_pictures(
             of,
             repair.data,

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 from legr_cli.errors import CheckpointError, ModelError, SettingError
 from legr_cli.models.checkpoints import read_header
@@ -93,7 +95,7 @@ def read_card(path: Path) -> Card:
     """The card of a legr file; its weights are not read."""
     header = read_header(path)
     if KEY not in header:
-        raise CheckpointError(f"{path} is not a network that legr wrote")
+        raise CheckpointError(f"{path} was not written by legr")
     return parse_card(str(path), header[KEY])
 
 
@@ -143,9 +145,9 @@ def check_shapes(model: nn.Module) -> None:
     own, known = _shapes(model), {} if carried is None else carried.shapes
     for name in sorted(own | known) if carried is not None else ():
         if own.get(name) != known.get(name):
-            shapes = f"has shape {own.get(name, 'none')}, it had {known.get(name, 'none')}"
+            change = f"changed from {known.get(name, 'nothing')} to {own.get(name, 'nothing')}"
             raise ModelError(
-                f"the module no longer fits its card: '{name}' {shapes}. Was a layer replaced? "
+                f"the module no longer fits its card: '{name}' {change}. Was a layer replaced? "
                 "Replace it in the factory, and load, train or prune the network again"
             )
 
@@ -173,13 +175,22 @@ def unwrap(model: Any) -> nn.Module:
         return unwrap(model.module)
     if "_orig_mod" in model._modules:  # torch.compile
         return unwrap(model._modules["_orig_mod"])
-    on_meta = next((n for n, t in model.state_dict().items() if getattr(t, "is_meta", False)), None)
-    if on_meta is not None:
-        raise ModelError(
-            f"'{on_meta}' is on the meta device and has no values: load the weights first, for "
-            "example with model.to_empty(device='cpu') and load_state_dict"
-        )
+    _check_has_values(model)
     return model
+
+
+def _check_has_values(model: nn.Module) -> None:
+    """Raise if a module is TorchScript, or some of its weights have no values yet."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError("TorchScript cannot be traced: pass the module that it was made from")
+    for name, tensor in model.state_dict().items():
+        if is_lazy(tensor):
+            raise ModelError(f"'{name}' has no shape yet: run the lazy module on an image first")
+        if getattr(tensor, "is_meta", False):
+            raise ModelError(
+                f"'{name}' is on the meta device and has no values: load the weights first, for "
+                "example with model.to_empty(device='cpu') and load_state_dict"
+            )
 
 
 def without_results(card: Card) -> Card:

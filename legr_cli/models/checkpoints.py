@@ -112,8 +112,8 @@ def _read_pickle(path: Path) -> Any:
         if asked:
             what = f"holds pickled objects ({culprit.split(' ')[0]})"
             more = (
-                f"; if you trust the file, torch.load('{path.name}', weights_only=False) opens it, "
-                "for you to save the state dict in it"
+                f"; if you trust the file, open it with torch.load('{path.name}', "
+                "weights_only=False) and save its state dict"
             )
         raise CheckpointError(
             f"{path} {what}; legr only reads tensors: save model.state_dict() with torch.save{more}"

@@ -44,7 +44,7 @@ def like_saved(tensors: Mapping[str, Any], model: nn.Module) -> StateDict:
 
 
 def load_into(model: nn.Module, weights: StateDict, arch: Arch, path: str) -> list[str]:
-    """Load weights into a network; returns the names that it has no use for.
+    """Load weights into a network; returns the names that it does not use.
 
     Raises:
         CheckpointError: A tensor is missing, unexpected, of another shape or of a strange kind.

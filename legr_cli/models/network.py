@@ -103,7 +103,7 @@ def _opened(
     """Open a network as a whole, or the part of it that its file names."""
     given = None if arch is None else as_arch(arch, classes)
     if weights is not None and spec.startswith(("random:", "torchvision:")):
-        raise CheckpointError(f"--weights {weights} is for checkpoint files, and {spec} is none")
+        raise CheckpointError(f"--weights {weights} needs a checkpoint file, and {spec} is not one")
     if spec.startswith("random:"):
         return _fresh(as_arch(spec.removeprefix("random:"), classes), input_shape, seed)
     if spec.startswith("torchvision:"):
@@ -123,7 +123,7 @@ def _opened(
         return network
     given = given or usual
     if given is None:
-        raise CheckpointError(f"{spec} does not say which network it is of: pass --arch")
+        raise CheckpointError(f"{spec} does not record its architecture: pass --arch")
     found = match(spec, content, given, build, weights)
     network = _around(found.model, found.arch, input_shape)
     if not found.selected:
@@ -201,7 +201,7 @@ def _around(model: nn.Module, arch: Arch, input_shape: Shapes | None) -> Network
 def with_new_head(network: Network, classes: int, seed: int = 0) -> Network:
     """The same network with a randomly initialised last layer for another number of classes."""
     if network.kept is not None:
-        raise ModelError("--new-head is for dense networks: give it one before it is pruned")
+        raise ModelError("--new-head needs a dense network: replace the head before pruning")
     arch = replace(network.arch, classes=classes)
     model, weights = build(arch, seed).float(), network.model.state_dict()
     own, more = model.state_dict(), build(replace(arch, classes=classes + 1)).state_dict()
@@ -248,13 +248,13 @@ def _saved(
     card = parse_card(spec, header)
     arch = card.arch
     if arch.own:
-        known = [a for a in (given, usual) if a is not None and a.name == arch.name]
-        if not known:
+        factory = given if given is not None and given.own else usual
+        if factory is None or (factory is not given and factory.name != arch.name):
             raise CheckpointError(
                 f"{spec} was made from your own factory: pass it again as --arch {arch.name} "
                 "(legr never imports code because a file says so)"
             )
-        arch = replace(arch, factory=known[0].factory)
+        arch = replace(arch, name=factory.name, factory=factory.factory)  # it may have moved
     elif given is not None and given.name != arch.name:
         raise CheckpointError(f"{spec} holds {arch.name}, not {given.name}: leave --arch out")
     try:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from legr_cli.arguments import check_number
 from legr_cli.errors import ModelError, first_line
 from legr_cli.models import cifar
 from legr_cli.models.torchvision_models import (
@@ -172,7 +173,10 @@ def _check_options(arch: Arch) -> None:
             )
         if not isinstance(value, int | float | bool | str):
             raise ModelError(f"--arch {arch}: {key} must be a number, a boolean or a string")
-    if arch.classes is not None and not 1 <= arch.classes <= 1_000_000:
+    if arch.classes is None:
+        return
+    check_number(arch.classes, "--classes", whole=True)
+    if not 1 <= arch.classes <= 1_000_000:
         raise ModelError(f"--classes must be from 1 to 1000000, got {arch.classes}")
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from os import PathLike
-from pathlib import Path
 
 import torch
 from torch import nn
 
+from legr_cli.arguments import as_path
 from legr_cli.channels.inputs import example
 from legr_cli.channels.structures import tensors
 from legr_cli.channels.switches import evaluating
@@ -44,11 +44,12 @@ def save(
         ModelError: The module has no card and no `arch`, or no longer fits them, for instance
             because a layer was replaced.
         OutputError: The file cannot be written.
+        SettingError: An argument has the wrong type.
 
     Example:
         >>> legr_cli.save(tuned, "robot.safetensors")
     """
-    target = Path(path)
+    target = as_path(path, "path")
     if target.suffix != ".safetensors" or target.is_dir():
         raise OutputError(f"{target}: name a file that ends in .safetensors")
     require_folder(target, "path")
@@ -101,7 +102,7 @@ def check_card(network: Network) -> None:
     _check_output(network, rebuilt)
 
 
-_ADVICE = "was a layer replaced? Save it with arch=, the factory that builds it as it is now"
+_ADVICE = "was a layer replaced? Pass arch=, a factory that builds the module as it is now"
 
 
 def _unknown(arch: Arch) -> str:
@@ -126,6 +127,6 @@ def _check_output(network: Network, rebuilt: nn.Module) -> None:
         scale = max(float(a.abs().max()), 1e-30)
         if a.shape != b.shape or float((a - b.cpu()).abs().max()) > _TOLERANCE * scale:
             raise ModelError(
-                f"the module computes something else than {network.arch} with its weights; "
+                f"the module's output differs from that of {network.arch} with the same weights; "
                 f"{_ADVICE}"
             )

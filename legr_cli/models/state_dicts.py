@@ -40,7 +40,7 @@ class Match:
     arch: Arch
     model: nn.Module
     key: str  # of the state dict in the file; empty: the file is the state dict
-    ignored: tuple[str, ...]  # tensors that the network has no use for
+    ignored: tuple[str, ...]  # tensors that the network does not use
     selected: bool  # whether other state dicts fit as well, or the user named this one
 
 
@@ -130,15 +130,17 @@ def _chosen(path: str, fits: list[Match]) -> Match:
     archs = [fit.arch for fit in fits if fit.key == first.key]
     if len(keys) > 1:
         _log.info(
-            f"{path}: {_listed(keys)} fit {first.arch}; took {_place(first.key)}, "
-            "--weights KEY takes another"
+            f"{path}: {_listed(keys)} fit {first.arch}; using {_place(first.key)}, "
+            "--weights KEY selects another"
         )
     if len(archs) > 1:
         others = " or ".join(f"--arch {_without(arch, first.arch)}" for arch in archs[1:])
-        _log.info(f"{path}: opened as {first.arch}, the usual meaning; if not so, pass {others}")
+        _log.info(
+            f"{path}: opened as {first.arch}, as is most likely; if that is wrong, pass {others}"
+        )
     if first.ignored:
         _log.info(
-            f"{path}: ignored {len(first.ignored)} tensors that {first.arch} has no use for, such "
+            f"{path}: ignored {len(first.ignored)} tensors that {first.arch} does not use, such "
             f"as {shown(first.ignored[0])}"
         )
     selected = first.selected or len(keys) > 1

@@ -65,7 +65,7 @@ class LinearCall:
 
 def record(run: Callable[[], Tensor], weight: Tensor) -> LinearCall | str:
     """Run a layer and describe its call; a string says why it is not a product with its weight."""
-    with _Recorder(weight) as recorder:
+    with _CallRecorder(weight) as recorder:
         output = run()
     if len(recorder.calls) != 1 or recorder.calls[0][2] is not output:
         return "its output is not a plain product with its weight"
@@ -82,7 +82,7 @@ def record(run: Callable[[], Tensor], weight: Tensor) -> LinearCall | str:
     return LinearCall(patches, output, int(given.get("groups", 1)), transposed)
 
 
-class _Recorder(TorchFunctionMode):
+class _CallRecorder(TorchFunctionMode):
     """Collects the calls that use a weight."""
 
     def __init__(self, weight: Tensor) -> None:

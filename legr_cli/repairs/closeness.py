@@ -31,7 +31,7 @@ class Divergence:
         """Add one batch of outputs of both networks."""
         found, wanted = tensors(outputs), tensors(dense_outputs)
         if [t.shape for t in found] != [t.shape for t in wanted]:
-            raise ModelError("the two networks give outputs of different shapes")
+            raise ModelError("the outputs of the two networks have different shapes")
         self.images += len(wanted[0])
         if is_classification(wanted):
             log_p, log_q = (F.log_softmax(t[0].double(), 1) for t in (wanted, found))

@@ -82,7 +82,7 @@ def _outputs_for(names: Sequence[str], out: Path) -> list[Path]:
     single = is_one_file(out, [_SUFFIX], len(names), "networks")
     files = [out] if single else [out / Path(name).name for name in names]
     if twice := [path for path, count in Counter(files).items() if count > 1]:
-        raise OutputError(f"two networks are called {twice[0].name}: repair them one by one")
+        raise OutputError(f"two networks are named {twice[0].name}: repair them separately")
     for name, path in zip(names, files, strict=True):
         if path.exists() and Path(name).exists() and path.samefile(name):
             raise OutputError(f"--out {out} would overwrite {name}: choose another")

@@ -119,8 +119,8 @@ class _LayerRepair:
             return RepairedLayer(self.layer.name, reason)
         if not self.regression.finite:
             raise ModelError(
-                f"layer '{self.layer.name}' reads or gives NaN or infinite values on these images: "
-                "are they normalized as the network was trained?"
+                f"layer '{self.layer.name}' has NaN or infinite inputs or outputs on these images: "
+                "are they normalized as in training?"
             )
         self._solve(ridge)
         for _ in range(refits if self.kept_rows else 0):

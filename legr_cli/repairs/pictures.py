@@ -23,8 +23,8 @@ _BATCH_BYTES = 1 << 23
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Pictures as the network takes them, in batches."""
+class RepairImages:
+    """Images as the network takes them, in batches."""
 
     fit: list[Tensor]
     held_out: list[Tensor]
@@ -44,7 +44,7 @@ def choose_pictures(
     seed: int,
     normalize: str | None = None,
     download: bool = False,
-) -> Pictures:
+) -> RepairImages:
     """Choose up to `images` pictures from a SPEC, a DataLoader, a tensor or batches.
 
     Raises:
@@ -52,7 +52,7 @@ def choose_pictures(
     """
     size, notes = 4 * math.prod(image_shape(network.input_shape)), list[str]()
     if images * size > MOST_BYTES:
-        notes.append(f"at most {MOST_BYTES // size} images are used: more do not fit in memory")
+        notes.append(f"using at most {MOST_BYTES // size} images: more do not fit in memory")
         images = MOST_BYTES // size
     opened = _opened(network, data, images, seed, normalize, download)
     count = len(opened.train)
@@ -63,7 +63,7 @@ def choose_pictures(
     fit, judge = (list(_batches(opened, part, size)) for part in rows)
     card = opened.card
     about = {"kind": card["kind"], "sha256": card["sha256"], "images": count}
-    return Pictures(fit, judge, about, tuple(notes))
+    return RepairImages(fit, judge, about, tuple(notes))
 
 
 def _opened(
@@ -77,7 +77,9 @@ def _opened(
             data, shape, images, seed=seed, statistics=statistics, download=download
         )
     if normalize is not None or download:
-        raise SettingError("normalize and download are for a SPEC: normalize in your dataset")
+        raise SettingError(
+            "normalize and download need a SPEC: normalize data of your own in your dataset"
+        )
     rows = picture_rows(data, images)
     opened = own_data(rows, rows, image_shape(network.input_shape), None, seed=seed)
     chosen = np.random.default_rng(seed).permutation(len(opened.train))[:images]

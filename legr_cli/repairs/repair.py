@@ -18,10 +18,10 @@ from legr_cli.models.card import card_of, unwrap
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.kept import kept_units
 from legr_cli.models.network import Network, as_network, in_single_precision
-from legr_cli.progress import Message, Report, silent
+from legr_cli.progress import Message, Report, reporting, silent
 from legr_cli.repairs.closeness import divergences
 from legr_cli.repairs.layers import RepairedLayer, repair_layers
-from legr_cli.repairs.pictures import Pictures, choose_pictures
+from legr_cli.repairs.pictures import RepairImages, choose_pictures
 from legr_cli.settings import Repair
 from legr_cli.version import __version__
 
@@ -60,9 +60,9 @@ def repair(
 ) -> nn.Module:
     """Give a pruned network new weights that bring its outputs close to the dense network's.
 
-    Layer by layer, the weights are fitted to what the dense network computes on a few pictures, by
-    ridge regression: no labels, no gradients, no training. A fifth of the pictures is held out; if
-    the repaired network is no closer to the dense one on them, the cut one is returned.
+    Layer by layer, the weights are fitted to what the dense network computes on a few images, by
+    ridge regression: no labels, no gradients, no training. A fifth of the images is held out; if
+    the repaired network is no closer to the dense one on them, a copy of `smaller` is returned.
 
     Args:
         smaller: A module from `prune` or `load`; it is not changed.
@@ -70,23 +70,23 @@ def repair(
         data: A SPEC such as `"images:DIR"` or `"cifar10:DIR"`, a DataLoader, a tensor of images, or
             an iterable of batches; labels are ignored. Images of your own must be prepared as the
             network takes them.
-        images: Number of pictures to use at most.
+        images: Maximum number of images to use.
         ridge: Weight of the squared change, relative to the mean square of a layer's inputs. With
-            few pictures, a larger one such as 1 may do better.
-        seed: Random seed that chooses the pictures.
+            few images, a larger one such as 1 may work better.
+        seed: Random seed that chooses the images.
         normalize: For a SPEC: mean and standard deviation, as `--normalize` takes them.
         download: For a SPEC: download the dataset first, if torchvision provides it.
-        force: Repair a network that is fine-tuned already, which undoes the training.
-        progress: Called with events while repairing; `print` will do.
+        force: Also repair a network that is fine-tuned, which undoes the training.
+        progress: Called with progress events, for example `print`.
 
     Returns:
         A new module in evaluation mode. Its card records the repair, and how close it came.
 
     Raises:
         CheckpointError: `smaller` was cut from a network with other weights.
-        DataError: There are fewer than two pictures, or they do not fit the network.
-        ModelError: `smaller` was not pruned by legr, nothing was removed from it, it is fine-tuned
-            already, or activations are NaN or infinite.
+        DataError: There are fewer than two images, or they do not fit the network.
+        ModelError: `smaller` was not pruned by legr, nothing was removed from it, it is already
+            fine-tuned, or activations are NaN or infinite.
         SettingError: An argument is out of range.
 
     Example:
@@ -96,17 +96,18 @@ def repair(
     card = card_of(unwrap(smaller))
     if card is None:
         raise ModelError(
-            f"this {type(smaller).__name__} was not pruned by legr: pass what prune gave"
+            f"this {type(smaller).__name__} was not pruned by legr: pass what legr_cli.prune "
+            "returned"
         )
     network = as_network(smaller)
     teacher = as_network(dense, card.input_shape)
     check_repairable(network, force)
 
-    def pictures(of: Network) -> Pictures:
+    def pictures(of: Network) -> RepairImages:
         return choose_pictures(of, data, images, seed, normalize, download)
 
     return repair_network(
-        network, teacher, pictures, settings, progress or silent
+        network, teacher, pictures, settings, reporting(progress)
     ).network.carried()
 
 
@@ -116,15 +117,15 @@ def check_repairable(network: Network, force: bool) -> None:
         raise ModelError(f"nothing was removed from this {network.arch}: prune it first")
     if "training" in network.notes and not force:
         raise ModelError(
-            f"this {network.arch} is fine-tuned already, and repair would undo that: repair the "
-            "network that prune gave, or pass --force"
+            f"this {network.arch} is already fine-tuned, and repair would undo that: repair the "
+            "network that prune wrote, or pass --force"
         )
 
 
 def repair_network(
     network: Network,
     dense: Network,
-    pictures: Callable[[Network], Pictures],
+    pictures: Callable[[Network], RepairImages],
     settings: Repair,
     progress: Report = silent,
 ) -> RepairResult:
@@ -146,7 +147,7 @@ def _repair(
     units: Units,
     kept: Kept,
     cut: fx.GraphModule,
-    pictures: Pictures,
+    pictures: RepairImages,
     settings: Repair,
     progress: Report,
 ) -> RepairResult:
@@ -168,7 +169,7 @@ def _repair(
     if not helped:
         notes.append(
             f"repair did not help: on {held_out} held-out images the divergence from the dense "
-            f"network went from {before:.3g} to {after:.3g}, so the weights stay as they were; "
+            f"network went from {before:.3g} to {after:.3g}, so the weights were left unchanged; "
             "more images may help"
         )
     for note in notes:
@@ -198,7 +199,7 @@ def check_origin(network: Network, dense: Network) -> None:
     if expected is not None and fingerprint(dense.model) != expected:
         which = "" if dense.arch.name == network.arch.name else f", a {dense.arch},"
         raise CheckpointError(
-            f"--dense{which} is not the network that this {network.arch} was cut from (other "
+            f"--dense{which} is not the network that this {network.arch} was pruned from (other "
             "weights): pass the file that prune read"
         )
 
@@ -218,7 +219,7 @@ def _filled(units: Units, kept: Kept, network: Network) -> fx.GraphModule:
     return cut
 
 
-def _reaching(units: Units, pictures: Pictures) -> Pictures:
+def _reaching(units: Units, pictures: RepairImages) -> RepairImages:
     """What of the pictures reaches the part of the network that was pruned."""
     fit, held_out = (
         [reaching(units, batch) for batch in part] for part in (pictures.fit, pictures.held_out)
@@ -234,7 +235,7 @@ def reaching(units: Units, batch: Tensor) -> Tensor:
     found = captured(model, module, Call((batch,))).tensors
     if len(found) != 1:
         raise ModelError(
-            f"'{module}' takes {len(found)} tensors: repair works on parts that take one"
+            f"'{module}' takes {len(found)} tensors: repair supports parts that take one tensor"
         )
     return found[0]
 

@@ -8,7 +8,7 @@ from legr_cli.baselines.summary import MethodSummary
 from legr_cli.deploy.slope import fitted_slope
 from legr_cli.reports.records import (
     BenchRecord,
-    Comparison,
+    ComparisonRecord,
     NetworkRecord,
     ReportData,
     SearchRecord,
@@ -111,7 +111,7 @@ def bar_charts(data: ReportData) -> list[BarChart]:
     return charts
 
 
-def _method_curves(comparison: Comparison) -> list[Plot]:
+def _method_curves(comparison: ComparisonRecord) -> list[Plot]:
     """Accuracy by FLOPs of each method after fine-tuning and before, averaged over seeds."""
     seeds = len({row.seed for row in comparison.rows})
     note = f"Mean of {seeds} seeds; error bars: one standard deviation." if seeds > 1 else ""

@@ -20,7 +20,7 @@ from legr_cli.reports.reading import (
 )
 from legr_cli.reports.records import (
     BenchRecord,
-    Comparison,
+    ComparisonRecord,
     DeviceLatency,
     NetworkRecord,
     ReportData,
@@ -69,7 +69,7 @@ def _find_files(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
 
 
 def _read_files(
-    files: list[tuple[Path, bool]], comparisons: list[Comparison]
+    files: list[tuple[Path, bool]], comparisons: list[ComparisonRecord]
 ) -> tuple[dict[Path, Card], list[BenchRecord], list[SearchRecord], dict[Path, float]]:
     """Read network cards (by file), measurements, searches and test accuracies (by file)."""
     cards: dict[Path, Card] = {}

@@ -13,7 +13,7 @@ from legr_cli.models.card import Card
 from legr_cli.reports.records import (
     BenchRecord,
     BenchRow,
-    Comparison,
+    ComparisonRecord,
     LayerParameters,
     NetworkRecord,
     SearchRecord,
@@ -165,9 +165,9 @@ def read_scores(path: Path, data: JsonObject) -> dict[Path, float]:
     }
 
 
-def read_comparisons(paths: Iterable[Path]) -> list[Comparison]:
+def read_comparisons(paths: Iterable[Path]) -> list[ComparisonRecord]:
     """Read comparisons, and merge those that differ only in their seeds."""
-    groups: dict[str, list[Comparison]] = {}
+    groups: dict[str, list[ComparisonRecord]] = {}
     for path in paths:
         data = read_json(path)
         if not is_comparison(data):
@@ -184,9 +184,9 @@ def read_comparisons(paths: Iterable[Path]) -> list[Comparison]:
     return [_merged(group) for group in groups.values()]
 
 
-def _comparison(path: Path, data: JsonObject) -> Comparison:
+def _comparison(path: Path, data: JsonObject) -> ComparisonRecord:
     """Make the record of one compare.json."""
-    return Comparison(
+    return ComparisonRecord(
         [path],
         data["arch"],
         data["dense"]["accuracy"],
@@ -205,7 +205,7 @@ def _subject(data: JsonObject) -> str:
     return json.dumps([*subject, settings])
 
 
-def _merged(group: list[Comparison]) -> Comparison:
+def _merged(group: list[ComparisonRecord]) -> ComparisonRecord:
     """Merge comparisons into one with the rows and commands of all."""
     return replace(
         group[0],

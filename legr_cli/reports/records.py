@@ -113,7 +113,7 @@ class SearchRecord:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonRecord:
     """A compare.json, or several merged that differ only in their seeds."""
 
     files: list[Path]
@@ -153,7 +153,7 @@ class ReportData:
     networks: list[NetworkRecord]
     benches: list[BenchRecord]
     searches: list[SearchRecord]
-    comparisons: list[Comparison] = field(default_factory=list)
+    comparisons: list[ComparisonRecord] = field(default_factory=list)
 
     @property
     def devices(self) -> list[str]:

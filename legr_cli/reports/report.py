@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
+from legr_cli.arguments import as_path, as_tuple
 from legr_cli.errors import OutputError, ReportError
 from legr_cli.files import Staged, require_folder, staged
 from legr_cli.reports.charts import bar_charts, heatmaps, plots
@@ -35,26 +36,27 @@ def report(
     Raises:
         ReportError: A file is missing or damaged, or there is nothing to show.
         OutputError: A file cannot be written.
+        SettingError: An argument has the wrong type.
 
     Example:
         >>> legr_cli.report(["nets", "bench.json"], "report.html")
         [PosixPath('report.html')]
     """
-    target = Path(out)
-    folders = {"png": _folder(png), "svg": _folder(svg)}
-    animation = None if animate is None else Path(animate)
+    target = as_path(out, "out")
+    folders = {"png": _path(png, "png"), "svg": _path(svg, "svg")}
+    animation = _path(animate, "animate")
     _check(target, folders, animation)
     if isinstance(paths, str | PathLike):
         paths = [paths]
-    data = collect([Path(path) for path in paths])
+    data = collect([as_path(path, "each of paths") for path in as_tuple(paths, "paths")])
     with staged() as files:
         files.file(target).write_text(page(data, target.parent), encoding="utf-8")
         return [target, *_save_charts(files, data, folders, animation)]
 
 
-def _folder(path: str | PathLike[str] | None) -> Path | None:
-    """Convert to a path; None stays None."""
-    return None if path is None else Path(path)
+def _path(path: str | PathLike[str] | None, name: str) -> Path | None:
+    """Convert an argument to a path; None stays None."""
+    return None if path is None else as_path(path, name)
 
 
 def _check(out: Path, folders: dict[str, Path | None], animation: Path | None) -> None:

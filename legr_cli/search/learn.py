@@ -9,23 +9,37 @@ from typing import Any
 
 from torch import nn
 
+from legr_cli.arguments import as_shares, check_instance, check_number
 from legr_cli.files import check_out, out_or_temporary, staged
 from legr_cli.journal import Line, journal, read_header
 from legr_cli.models.network import Network, as_network, in_single_precision
-from legr_cli.progress import Message, Report, Status, interruptible, silent
+from legr_cli.progress import Message, Report, Status, interruptible, reporting, silent
 from legr_cli.pruning import analyze
 from legr_cli.ranking import Ranking, write_ranking
 from legr_cli.search.fitness import with_steps
 from legr_cli.search.history import HISTORY, history_of
 from legr_cli.search.reporting import opening_messages, progress_callback
-from legr_cli.search.run import search
 from legr_cli.search.setup import SearchSetup, check_settings
 from legr_cli.search.workers import dask_client
 from legr_cli.settings import Pictures, Search, given
 from legr_cli.training.devices import amp_helps, choose
 from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
 from legr_cli.training.memory_format import in_memory_format
-from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Task, task_for
+from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Score, Task, task_for
+
+
+@dataclass(frozen=True)
+class CandidateScore:
+    """The scores of a candidate."""
+
+    accuracy: float
+    loss: float | None  # None: NaN or infinite
+    divergence: float | None  # None: candidates were not compared with the dense network
+
+    @classmethod
+    def from_line(cls, line: Line) -> "CandidateScore":
+        """The scores in a candidate's journal line."""
+        return cls(line["accuracy"], line["loss"], line.get("divergence"))
 
 
 @dataclass(frozen=True)
@@ -34,9 +48,9 @@ class LearnResult:
 
     ranking: Ranking
     settings: Search
-    dense: Line  # accuracy, loss and number of images of the dense network
-    identity: Line | None  # scores of α = 1, κ = 0; None if it was not a candidate
-    best: Line  # scores of the best candidate
+    dense: Score  # of the dense network
+    identity: CandidateScore | None  # α = 1, κ = 0; None if it was not the first candidate
+    best: CandidateScore
     cached: int  # number of candidates that keep the same units as an earlier one
     seconds: float  # spent on candidates, summed over all workers
 
@@ -89,11 +103,11 @@ def learn(
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
         resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and the
             next three default to what the network's card records, or else to the dataset's usual.
-        crop: For `resize="crop"`: side of the central crop, relative to the resized picture's.
+        crop: For `resize="crop"`: side of the center crop, relative to the resized image.
         random_crop: For a SPEC: random crops in training, `"none"`, `"padded"` or `"resized"`.
-        flip: For a SPEC: whether to mirror half of the pictures in training.
-        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's card
-            calls them.
+        flip: For a SPEC: whether to mirror half of the training images.
+        ignore_class_names: For a SPEC: number classes in sorted order, even if the network's card
+            names others.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
         out: `.json` file to write; an interrupted search can only be resumed with it.
@@ -115,7 +129,8 @@ def learn(
     Example:
         >>> ranking = legr_cli.learn(dense, loader, flops=0.3, fitness="bn", candidates=100)
     """
-    targets = (flops,) if isinstance(flops, int | float) else flops and tuple(flops)
+    targets = None if flops is None else as_shares(flops, "flops")
+    check_instance(settings, Search, "settings")
     overrides = given(flops=targets, fitness=fitness, candidates=candidates, seed=seed)
     with out_or_temporary(out, "ranking.json", resume, force) as path:
         images = as_images(
@@ -136,13 +151,14 @@ def learn(
             force=force,
             task=task_for(loss, score),
             device=device,
-            progress=progress or silent,
+            progress=reporting(progress),
         ).ranking
 
 
 def _with_overrides(settings: Search, overrides: dict[str, Any]) -> Search:
     """Override settings, and reduce the population to the number of candidates if necessary."""
     candidates = overrides.get("candidates", settings.candidates)
+    check_number(candidates, "--candidates", whole=True)
     population = min(settings.population, max(1, candidates))
     limited = {"population": population, "sample": min(settings.sample, population)}
     return replace(settings, **{**limited, **overrides})
@@ -185,17 +201,12 @@ def learn_network(
         book = stack.enter_context(journal(history, HISTORY, header, resume, force))
         for text in opening_messages(setup, header["dense"], len(book.lines), resume):
             progress(Message(text))
-        pool = setup.pool(client)
-        stack.callback(pool.shutdown)
         with interruptible(lambda: f"{len(book.lines)} of {settings.candidates} candidates"):
-            result = search(
-                setup.analysis,
-                settings,
-                setup.strategy,
-                pool,
+            result = setup.run(
                 book,
                 progress_callback(setup, progress),
                 lambda text: progress(Message(text)),
+                client,
             )
     seconds = round(sum(line.get("seconds", 0.0) for line in book.lines.values()), 1)
     ranking = setup.ranking(result, header["dense"], history.name)
@@ -203,8 +214,15 @@ def learn_network(
     ranking = replace(ranking, notes=notes)
     with staged() as files:
         write_ranking(ranking, files.file(out))
-    scores = notes["dense"], notes.get("identity"), notes["best"]
-    return LearnResult(ranking, settings, *scores, result.cached, seconds)
+    return LearnResult(
+        ranking,
+        settings,
+        Score.from_line(notes["dense"]),
+        CandidateScore.from_line(notes["identity"]) if "identity" in notes else None,
+        CandidateScore.from_line(notes["best"]),
+        result.cached,
+        seconds,
+    )
 
 
 def check_history(out: Path, resume: bool, force: bool) -> Line | None:

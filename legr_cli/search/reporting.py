@@ -52,7 +52,7 @@ def opening_messages(setup: SearchSetup, dense: Line, recorded: int, resume: boo
         f"{setup.analysis.network.arch} on {setup.data.feed}: "
         f"{format_score(setup.task, dense['accuracy'])} on {dense['images']} validation images, "
         "which legr never trains on",
-        *described(setup.data, training=setup.settings.fitness == "finetune"),
+        *described(setup.data, training=adaptation(setup.settings.fitness).trains),
         *doubts(setup.data),
     ]
     if classes and dense["accuracy"] < 1.5 / classes:

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from legr_cli.data.batches import Serving, in_order
 from legr_cli.data.dataset import Data, Part
 from legr_cli.errors import SettingError
-from legr_cli.journal import Line
+from legr_cli.journal import Journal, Line
 from legr_cli.models.network import own_copy
 from legr_cli.pruning import Analysis, plans
 from legr_cli.ranking import Ranking, identity
@@ -21,7 +22,7 @@ from legr_cli.search.evaluator import CandidateEvaluator, Job, Protocol, to_byte
 from legr_cli.search.evolution import Strategy
 from legr_cli.search.explorers import EXPLORERS
 from legr_cli.search.fitness import adaptation
-from legr_cli.search.run import SearchResult
+from legr_cli.search.run import SearchProgress, SearchResult, search
 from legr_cli.search.workers import WorkerPool, in_process, on_cluster, processes
 from legr_cli.settings import Search
 from legr_cli.shapes import shapes_json
@@ -47,9 +48,8 @@ class SearchSetup:
     def header(self) -> Line:
         """The first line of the journal; identifies the search."""
         method = {} if self.method == "legr" else {"method": self.method}
-        task = {} if self.task is CLASSIFICATION else {"task": self.task.name}
         settings = _search_as_json(self.settings)
-        return {**method, **run_description(self.analysis, self.data, settings), **task}
+        return {**method, **run_description(self.analysis, self.data, settings), **self.task.record}
 
     @property
     def strategy(self) -> Strategy:
@@ -94,6 +94,22 @@ class SearchSetup:
             )
         threads = max(1, cores() // self.settings.workers)
         return processes(self.job(), self.settings.workers, threads)
+
+    def run(
+        self,
+        book: Journal,
+        on_progress: Callable[[SearchProgress], None],
+        warn: Callable[[str], None],
+        client: Any = None,
+    ) -> SearchResult:
+        """Search to the end, with workers that are stopped afterwards."""
+        pool = self.pool(client)
+        try:
+            return search(
+                self.analysis, self.settings, self.strategy, pool, book, on_progress, warn
+            )
+        finally:
+            pool.shutdown()
 
     def score_dense(self, remote: bool = False) -> Score:
         """Score the dense network on the images that candidates are scored on."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from legr_cli.arguments import check_number
 from legr_cli.cost import count_flops
 from legr_cli.data.batches import Serving, in_order, shuffled
 from legr_cli.data.dataset import Data, Part, described, doubts
@@ -73,9 +74,9 @@ def evaluate(
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
         resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and
             `crop` default to what the network's card records, or else to the dataset's usual.
-        crop: For `resize="crop"`: side of the central crop, relative to the resized picture's.
-        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's card
-            calls them.
+        crop: For `resize="crop"`: side of the center crop, relative to the resized image.
+        ignore_class_names: For a SPEC: number classes in sorted order, even if the network's card
+            names others.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         batch_size: Images per batch.
         seed: Selects the images of `"val"` and of `recalibrate`.
@@ -130,6 +131,8 @@ def evaluate_each(
     """Evaluate several networks; those with the same input and statistics share the images."""
     if split not in SPLITS:
         raise SettingError(f"--split must be {' or '.join(SPLITS)}, got {split}")
+    check_number(seed, "--seed", whole=True)
+    check_number(batch_size, "--batch-size", whole=True)
     if batch_size < 1:
         raise SettingError(f"--batch-size must be at least 1, got {batch_size}")
     target, loaded = choose(device), dict[str, Data]()

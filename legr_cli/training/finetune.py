@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import nn
 
+from legr_cli.arguments import check_instance
 from legr_cli.errors import SettingError
 from legr_cli.files import out_or_temporary
 from legr_cli.journal import Line
 from legr_cli.models.card import card_of, unwrap, with_command
 from legr_cli.models.network import Network, as_network
-from legr_cli.progress import Report, Status, interruptible, silent
+from legr_cli.progress import Report, Status, interruptible, reporting, silent
 from legr_cli.settings import Pictures, Training, given
 from legr_cli.training.devices import amp_helps
 from legr_cli.training.evaluate import recalibrate_on
@@ -31,7 +32,7 @@ from legr_cli.training.recipes import default_recipe, settings_of
 from legr_cli.training.reporting import training_callbacks
 from legr_cli.training.result import train_to_end
 from legr_cli.training.resume import RunFiles, open_record, run_key
-from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Task, task_for
+from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Score, Task, task_for
 from legr_cli.training.setup import TrainingSetup, training_setup
 
 RECALIBRATION = (
@@ -44,9 +45,9 @@ class FinetuneResult:
     """A trained network and its scores."""
 
     network: Network
-    before: Line  # accuracy, loss and number of images, on the validation images
-    validation: Line | None  # None if no images were held out
-    test: Line | None  # None if the data has no test images
+    before: Score  # on the validation images
+    validation: Score | None  # None if no images were held out
+    test: Score | None  # None if the data has no test images
     epochs: int
     best_epoch: int
     seconds: float
@@ -107,11 +108,11 @@ def finetune(
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
         resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and the
             next three default to what the network's card records, or else to the dataset's usual.
-        crop: For `resize="crop"`: side of the central crop, relative to the resized picture's.
+        crop: For `resize="crop"`: side of the center crop, relative to the resized image.
         random_crop: For a SPEC: random crops in training, `"none"`, `"padded"` or `"resized"`.
-        flip: For a SPEC: whether to mirror half of the pictures in training.
-        ignore_class_names: For a SPEC: number classes in sorted order, whatever the network's card
-            calls them.
+        flip: For a SPEC: whether to mirror half of the training images.
+        ignore_class_names: For a SPEC: number classes in sorted order, even if the network's card
+            names others.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
         out: `.safetensors` file to write; an interrupted run can only be resumed with it.
@@ -138,6 +139,7 @@ def finetune(
         usual = default_recipe({} if card is None else card.notes, teacher is not None)
         planned = settings_of(recipe or usual, **overrides)
     else:
+        check_instance(settings, Training, "settings")
         planned = replace(settings, **overrides)
     with out_or_temporary(out, "network.safetensors", resume, force) as path:
         images = as_images(
@@ -157,7 +159,7 @@ def finetune(
             teacher=None if teacher is None else as_network(teacher, network.input_shape).copied(),
             task=task_for(loss, score),
             device=device,
-            progress=progress or silent,
+            progress=reporting(progress),
         )
     assert result is not None  # a single process is its own leader
     return result.network.carried().eval()
@@ -261,6 +263,15 @@ def _with_command(network: Network, command: str | None) -> Network:
 
 def _result(network: Network, training: Line, complete_before: bool = False) -> FinetuneResult:
     """Build the result from the training record in the network's notes."""
-    names = ("before", "validation", "test", "epochs", "best_epoch", "seconds", "settings")
-    fields = {name: training.get(name) for name in names}
-    return FinetuneResult(network, **fields, complete_before=complete_before)  # type: ignore[arg-type]
+    validation, test = (training.get(name) for name in ("validation", "test"))
+    return FinetuneResult(
+        network,
+        before=Score.from_line(training["before"]),
+        validation=validation and Score.from_line(validation),
+        test=test and Score.from_line(test),
+        epochs=training["epochs"],
+        best_epoch=training["best_epoch"],
+        seconds=training["seconds"],
+        settings=training["settings"],
+        complete_before=complete_before,
+    )

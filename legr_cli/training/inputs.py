@@ -202,8 +202,8 @@ def check_teacher(teacher: Network, data: Data, images: Images, task: Task) -> N
     names = class_names(teacher)
     if names and comparable(data.classes, names) and names != data.classes:
         raise DataError(
-            "its classes are not those of the network in the same order: pass a teacher for these "
-            "classes, or --ignore-class-names if only their names differ"
+            "its classes, or their order, differ from the network's: pass a teacher for these "
+            "classes, or --ignore-class-names if only the names differ"
         )
 
 

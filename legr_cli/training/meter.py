@@ -11,7 +11,7 @@ from torch import Tensor
 
 from legr_cli.errors import TrainingError
 from legr_cli.settings import Training
-from legr_cli.training.scores import CLASSIFICATION, Task
+from legr_cli.training.scores import Task
 
 _INTERVAL = 0.5  # seconds between reports; each one waits for the device
 
@@ -53,7 +53,7 @@ class Meter:
         """Add the results of a step."""
         count = torch.full_like(loss, len(targets))
         correct = count * 0
-        if self.task is CLASSIFICATION:
+        if self.task.is_accuracy:
             correct = (outputs.argmax(1) == targets).sum()
         self.sums += torch.stack([loss * len(targets), correct, count])
         self.step = step + 1
@@ -75,7 +75,7 @@ class Meter:
             raise TrainingError(_divergence_message(self.settings, self.epoch))
         images = min(self.step * self.settings.batch_size, self.images)
         speed = images / (self.last_report - self.started)
-        accuracy = correct / count if self.task is CLASSIFICATION else None
+        accuracy = correct / count if self.task.is_accuracy else None
         return StepProgress(self.epoch, self.step, self.steps, loss / count, accuracy, speed)
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from legr_cli.arguments import check_number
 from legr_cli.errors import SettingError
 from legr_cli.settings import MANY, Training
 
@@ -80,6 +81,7 @@ def settings_of(name: str, **given: Any) -> Training:
             f"--recipe {name}: expected {', '.join(RECIPES)}; legr finetune --recipes shows them"
         )
     recipe = RECIPES[name]
+    check_number(given.get("epochs", 1), "--epochs", whole=True)
     epochs = min(given.get("epochs", recipe.epochs), MANY + 1)  # rejected below, without overflow
     schedule = {**recipe.rest, **given}.get("schedule")
     for option in ("drops", "drop_by"):

@@ -6,7 +6,7 @@ from legr_cli.progress import Message, Progress, Report, resume_text
 from legr_cli.training.meter import StepProgress
 from legr_cli.training.result import TrainingCallbacks
 from legr_cli.training.run import Run
-from legr_cli.training.scores import CLASSIFICATION, format_score
+from legr_cli.training.scores import format_score
 from legr_cli.training.setup import TrainingSetup
 
 
@@ -72,7 +72,7 @@ def _opening_messages(
         *doubts(data),
     ]
     if before is not None:  # on resume, only the leader knows it
-        name = "accuracy" if setup.task is CLASSIFICATION else "score"
+        name = "accuracy" if setup.task.is_accuracy else "score"
         score = format_score(setup.task, before["accuracy"])
         messages.append(f"validation {name} before training: {score}")
     if group.size > 1:

@@ -31,6 +31,12 @@ class Score:
         """The object that journals store."""
         return {"accuracy": self.accuracy, "loss": finite_or_none(self.loss), "images": self.images}
 
+    @classmethod
+    def from_line(cls, line: dict[str, Any]) -> "Score":
+        """The score that a journal stores."""
+        loss = math.nan if line["loss"] is None else line["loss"]
+        return cls(line["accuracy"], None, loss, line["images"])
+
 
 def finite_or_none(value: float) -> float | None:
     """Replace NaN and infinity, which JSON does not have, by None."""
@@ -45,6 +51,12 @@ class Task:
     loss: Callable[[Any, Tensor, float], Tensor]  # outputs, targets, label smoothing → batch mean
     sums: Callable[[Any, Tensor], Tensor]  # → [score, top-5, loss, images], summed over a batch
     labels: bool = True  # whether targets are class indices
+    is_accuracy: bool = False  # whether the score is how often the largest output is right
+
+    @property
+    def record(self) -> dict[str, str]:
+        """How journals name the task; nothing for the one that they all had at first."""
+        return {} if self == CLASSIFICATION else {"task": self.name}
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
@@ -61,13 +73,17 @@ def _classification_sums(logits: Tensor, labels: Tensor) -> Tensor:
     )
 
 
-TASKS = {"classification": Task("classification", _cross_entropy, _classification_sums)}
+TASKS = {
+    "classification": Task(
+        "classification", _cross_entropy, _classification_sums, is_accuracy=True
+    ),
+}
 CLASSIFICATION = TASKS["classification"]
 
 
 def format_score(task: Task, score: float) -> str:
     """Format an accuracy in percent, a custom score as a number."""
-    return f"{score:.2%}" if task is CLASSIFICATION else f"{score:.4g}"
+    return f"{score:.2%}" if task.is_accuracy else f"{score:.4g}"
 
 
 def task_for(loss: BatchFunction | None, score: BatchFunction | None) -> Task:

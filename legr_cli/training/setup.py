@@ -107,9 +107,8 @@ def training_setup(
         "data": data.card,
         "statistics": data.feed.statistics,
         **({} if data.as_before else {"pictures": data.pictures}),
+        **task.record,
     }
-    if task is not CLASSIFICATION:
-        header["task"] = task.name
     return TrainingSetup(network, data, settings, group, header, teacher, task)
 
 

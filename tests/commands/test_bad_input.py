@@ -126,7 +126,7 @@ def test_pickled_module(here: Path) -> None:
     line = refuses_checkpoint("module.pt")
     assert "pickled objects (torch.nn.modules" in line
     assert "save model.state_dict()" in line
-    assert "if you trust the file, torch.load('module.pt', weights_only=False)" in line
+    assert "if you trust the file, open it with torch.load('module.pt', weights_only=False)" in line
 
 
 def test_tensors_of_other_kinds() -> None:
@@ -271,7 +271,7 @@ def test_no_such_weights_in_the_file(weights: Path, pruned: Path) -> None:
     line = refused("prune", "both.ckpt", *args, "ema")
     assert "has no state dict at --weights ema; it has state_dict, state_dict_ema" in line
     assert "leave --weights out" in refused("prune", pruned, *args, "state_dict")
-    assert "is for checkpoint files" in refused("prune", "random:resnet20", *args, "net")
+    assert "needs a checkpoint file" in refused("prune", "random:resnet20", *args, "net")
     line = refused("finetune", *args[:2], "--data", "digits", *args[4:], "net")
     assert "--weights requires a CHECKPOINT" in line
 

@@ -624,7 +624,7 @@ def test_a_new_head(weights: Path, pruned: Path, tmp_path: Path) -> None:
     for name in ("0.weight", "3.weight", "6.weight"):
         assert torch.allclose(found[name], before[name], atol=1e-6)
     again = (*NET[:2], *args, "--out", tmp_path / "u.safetensors")
-    assert "--new-head is for dense networks" in fails("finetune", pruned, *again)
+    assert "--new-head needs a dense network" in fails("finetune", pruned, *again)
     legr("finetune", out, *again, "--seed", 1)  # as many classes, but others
     new = tensors(tmp_path / "u.safetensors")
     assert torch.allclose(new["0.weight"], found["0.weight"], atol=1e-6)

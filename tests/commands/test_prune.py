@@ -183,7 +183,7 @@ def test_which_weights_were_taken_is_printed_and_chosen(tmp_path: Path) -> None:
     torch.save({"state_dict_ema": second.state_dict(), "state_dict": first.state_dict()}, path)
     args = ["prune", str(path), "--arch", "resnet20", "--flops", "0.6", "--out", str(out)]
     result = runner.invoke(app, [*args, "--json"])
-    assert "both.ckpt: state_dict, state_dict_ema fit resnet20; took state_dict" in result.stderr
+    assert "both.ckpt: state_dict, state_dict_ema fit resnet20; using state_dict" in result.stderr
     assert json.loads(result.stdout)["dense"]["sha256"] == fingerprint(first)
     result = runner.invoke(app, [*args, "--json", "--weights", "state_dict_ema"])
     assert "took" not in result.stderr

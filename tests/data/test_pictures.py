@@ -122,7 +122,7 @@ def test_pictures_of_the_input_size_are_used_as_they_are(tmp_path: Path) -> None
         found = legr_cli.evaluate(model, spec, resize=resize, input_shape=(3, 240, 320))
         expected = own_loop(model, tmp_path, lambda image: image)
         assert (found.accuracy, found.loss) == pytest.approx(expected, rel=1e-4)
-        assert "pictures 320x240, used as they are" in found.notes
+        assert "images 320x240, used as they are" in found.notes
     (tmp_path / "test").rename(tmp_path / "val")
     data = open_data(f"imagenet:{tmp_path}", (3, 240, 320), seed=0)
     assert data.feed.crop == 1  # so small a set of prepared pictures is no ImageNet
@@ -194,8 +194,8 @@ def test_choices_are_stored_and_used_again(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     said = " ".join(result.stderr.split())
-    assert "pictures 320x240, resized to 80x60 (pad)" in said
-    assert "training pictures are not cropped and mirrored at random" in said
+    assert "images 320x240, resized to 80x60 (pad)" in said
+    assert "training images: no random crops, mirroring" in said
     expected = {"resize": "pad", "random_crop": "none", "flip": True}
     notes = card_of(legr_cli.load(tuned, arch=net[1])).notes
     assert notes["pictures"] == expected
@@ -214,9 +214,9 @@ def test_choices_are_stored_and_used_again(tmp_path: Path) -> None:
     metadata = {p.key: p.value for p in onnx.load(tmp_path / "cut.onnx").metadata_props}
     assert json.loads(metadata["legr"])["pictures"] == expected
     found = json.loads(legr("evaluate", cut, *net[:2], *data, "--json"))
-    assert "pictures 320x240, resized to 80x60 (pad)" in found["notes"]
+    assert "images 320x240, resized to 80x60 (pad)" in found["notes"]
     again = json.loads(legr("evaluate", cut, *net[:2], *data, "--crop", 0.9, "--json"))
-    assert "pictures 320x240, resized to 80x60 (crop 0.9)" in again["notes"]
+    assert "images 320x240, resized to 80x60 (crop 0.9)" in again["notes"]
     assert "the aspect" not in found["notes"]
     more = (*train[:1], 2, *train[2:], "--out", tmp_path / "more.safetensors")
     legr("finetune", cut, *net[:2], *data, *more)
@@ -245,7 +245,7 @@ def test_sizes_that_differ_are_said(tmp_path: Path) -> None:
     folders(tmp_path, size=(40, 30))
     paint(tmp_path / "train" / "dog" / "003.png", (30, 40))
     data = open_data(f"folder:{tmp_path}", (3, 24, 32), seed=0)
-    assert described(data) == ["pictures of several sizes, such as 40x30, resized to 32x24 (crop)"]
+    assert described(data) == ["images of several sizes, such as 40x30, resized to 32x24 (crop)"]
 
 
 @pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
@@ -301,7 +301,7 @@ def test_bad_arguments() -> None:
         with pytest.raises(SettingError):
             Pictures(**given)
     for note in ("crop", ["crop"], {"resize": "bend"}, {"tilt": 3}, {"crop": -1}):
-        with pytest.raises(DataError, match="notes on pictures"):
+        with pytest.raises(DataError, match="notes on preprocessing"):
             open_data("digits", (3, 32, 32), seed=0, recorded_pictures=note)
 
 
@@ -352,7 +352,7 @@ def test_renamed_and_missing_classes(tmp_path: Path) -> None:
     some = legr_cli.evaluate(model, spec)
     assert (some.images, some.classes) == (4, 3)
     assert "the data has 2 of the network's 3 classes" in some.notes
-    with pytest.raises(DataError, match="lacks class 'cat', which the network knows"):
+    with pytest.raises(DataError, match="lacks class 'cat', which the network expects"):
         legr_cli.finetune(model, spec)
 
 
@@ -374,7 +374,7 @@ def test_names_that_cannot_be_compared(tmp_path: Path) -> None:
 def test_a_teacher_with_other_classes(tmp_path: Path) -> None:
     spec = f"folder:{folders(tmp_path)}"
     student, teacher = named(["cat", "dog", "eel"]), named(["eel", "cat", "dog"])
-    with pytest.raises(DataError, match="its classes are not those of the network"):
+    with pytest.raises(DataError, match="its classes, or their order, differ"):
         legr_cli.finetune(student, spec, teacher=teacher, epochs=1)
 
 

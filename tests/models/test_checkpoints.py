@@ -272,7 +272,7 @@ def test_which_of_two_is_told_and_chosen(
         opened = legr_cli.load(path, Small)
     assert same_output(opened, own)
     assert card_of(opened).notes["weights"] == "run.state_dict"
-    assert "took run.state_dict, --weights KEY takes another" in caplog.text
+    assert "using run.state_dict, --weights KEY selects another" in caplog.text
     opened = legr_cli.load(path, Small, weights="run.state_dict_ema")
     assert same_output(opened, average)
     assert card_of(opened).notes["weights"] == "run.state_dict_ema"
@@ -432,7 +432,7 @@ def test_a_file_with_other_classes_was_not_torchvisions(
     path = saved(nets.enliven(own).state_dict(), tmp_path / "w.pth")
     with caplog.at_level(logging.INFO):
         assert same_output(legr_cli.load(path, "googlenet", classes=7), own, (3, 64, 64))
-    assert "if not so, pass --arch googlenet,transform_input=True" in caplog.text
+    assert "if that is wrong, pass --arch googlenet,transform_input=True" in caplog.text
 
 
 @pytest.mark.parametrize(
