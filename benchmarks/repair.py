@@ -1,4 +1,4 @@
-"""What repair is worth: cut, BatchNorm statistics, layers fitted one by one, and legr repair.
+"""What repair is worth: cut, BatchNorm statistics, least squares in steps, and legr repair.
 
 `python benchmarks/repair.py JOURNAL NETWORK…`, each NETWORK as `CHECKPOINT;ARCH;DATA;NORMALIZE`,
 for example `resnet56.th;resnet56;cifar10:DIR;imagenet`; four of them in one run. Every network is
@@ -37,7 +37,7 @@ SETTINGS = Repair()
 def ways(
     dense: nn.Module, small: nn.Module, given: RepairImages
 ) -> Iterator[tuple[str, nn.Module]]:
-    """The same cut network, treated in four ways."""
+    """The same cut network, treated in five ways."""
     yield "cut", small
     fresh = copy.deepcopy(small)
     recalibrate(fresh, [(batch, batch) for batch in given.fit])
@@ -46,7 +46,10 @@ def ways(
     kept, one_by_one = kept_units(units, card_of(small).kept), copy.deepcopy(small)
     options = {"ridge": SETTINGS.ridge, "seed": SETTINGS.seed, "progress": silent}
     repair_layers(units, kept, one_by_one, given.fit, correct=False, **options)
-    yield "without residual correction", one_by_one
+    yield "layer by layer", one_by_one
+    streams = copy.deepcopy(small)
+    repair_layers(units, kept, streams, given.fit, refits=0, **options)
+    yield "with residual correction", streams
     networks = as_network(small), as_network(dense, card_of(small).input_shape)
     yield "legr repair", repair_network(*networks, lambda _: given, SETTINGS).network.model
 
