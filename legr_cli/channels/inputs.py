@@ -14,6 +14,11 @@ from legr_cli.channels.switches import evaluating, fixed_seed, unchanged
 from legr_cli.errors import ModelError, SettingError, first_line
 from legr_cli.shapes import Shapes
 
+_STARS: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+
 
 @dataclass(frozen=True)
 class Call:
@@ -26,11 +31,14 @@ class Call:
         """Call a network with them."""
         return model(*self.args, **self.kwargs)
 
-    def positional(self, model: nn.Module) -> list[Any]:
-        """The arguments in the order of the network's `forward`."""
-        return list(
-            inspect.signature(model.forward).bind(*self.args, **self.kwargs).arguments.values()
-        )
+    def named(self, model: nn.Module) -> dict[str, Any]:
+        """The arguments by the name that `forward` gives them, with its stars: `*args`."""
+        try:
+            bound = inspect.signature(model.forward).bind(*self.args, **self.kwargs)
+        except (TypeError, ValueError):  # a signature that Python cannot read
+            return {f"input_{i}": value for i, value in enumerate(self.args)}
+        kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
+        return {_STARS.get(kinds[name], "") + name: v for name, v in bound.arguments.items()}
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -111,6 +111,10 @@ def _why_no_rule(node: fx.Node, module: nn.Module | None) -> str:
             ", whose weight is parametrized: call "
             "torch.nn.utils.parametrize.remove_parametrizations first"
         )
+    if is_functional_layer(node):
+        return ", whose weight is computed in forward"
+    if isinstance(module, torch.jit.ScriptModule):
+        return ", which is scripted: use the module from before torch.jit.script"
     return ""
 
 

@@ -1,5 +1,6 @@
 """Networks whose code does what Python allows are recorded as they compute."""
 
+import functools
 import math
 from typing import Any
 
@@ -285,6 +286,11 @@ def scripted_scale(x: torch.Tensor, by: float):
     return torch.relu(y)
 
 
+@torch.jit.script
+def scripted_gate(x: torch.Tensor) -> torch.Tensor:
+    return (x * torch.sigmoid(x)).add_(1.0)
+
+
 class Scripted(Net):
     def middle(self, x):
         return scripted_scale(x, 2.0) + torch.jit.script(nn.ReLU())(x)
@@ -377,6 +383,49 @@ class BufferSliced(Net):
         return x + self.position[:, :, : x.shape[2], : x.shape[3]]
 
 
+class Unflattened(Net):
+    def extra(self):
+        self.wide = nn.Conv2d(13, 39, 1)
+
+    def middle(self, x):
+        a, b, c = self.wide(x).unflatten(1, (3, 13)).unbind(1)
+        return a * b.sigmoid() + c
+
+
+class FlattenedByProduct(Net):
+    def middle(self, x):
+        n, _, h, w = x.shape
+        return x.reshape(n, 13 * h * w).mul(2.0).reshape(n, 13, h, w)
+
+
+class MaskAssigned(Net):
+    def middle(self, x):
+        x = x * 1.0
+        x[x > 0.5] = 0.25
+        x[x.sum((1, 2, 3)) < 0] = 0.0  # by image: has another rule
+        return x
+
+
+@functools.lru_cache
+def halves(h: int, w: int) -> tuple[int, int]:
+    return h // 2, w // 2
+
+
+class CachedSizes(Net):
+    def middle(self, x):
+        return F.interpolate(x, size=halves(*x.shape[2:]))
+
+
+class ScriptedGate(Net):
+    def middle(self, x):
+        return scripted_gate(x)
+
+
+class AllArguments(Net):
+    def forward(self, *args, **options):
+        return super().forward(*args, **options)
+
+
 NETS = Net.__subclasses__()
 
 
@@ -435,6 +484,12 @@ def test_the_network_is_left_as_it_was(kind):
     assert len(getattr(model, "seen", ())) == seen
     assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", [Unflattened, FlattenedByProduct, CachedSizes, ScriptedGate])
+def test_all_channels_before_such_code_can_be_removed(kind):
+    units = couple(made(kind), (3, 24, 24))
+    assert {pin.reason for pin in units.pins} == {"the network's output"}
 
 
 def test_a_cache_of_an_earlier_run_is_computed_anew():
