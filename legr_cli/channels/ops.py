@@ -147,7 +147,7 @@ OPS: dict[OpFacts, tuple[Op, ...]] = {
         "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "add", "add_", "sub", "sub_", "mul", "mul_",
         "div", "div_", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "square", "reciprocal",
         "erf", "sin", "cos", "sign", "clamp", "clamp_", "clamp_min", "clamp_max", "clip", "clip_",
-        "clone", "detach", "float", "half", "double", "bfloat16",
+        "clone", "detach", "data", "float", "half", "double", "bfloat16",
     ),
     OpFacts(OpKind.ELEMENTWISE, only_first=True): ("to", "type_as", "type"),
     OpFacts(OpKind.ELEMENTWISE, train_as=nn.Dropout): (F.dropout,),

@@ -179,7 +179,8 @@ def _spatial(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> 
         else:
             flow.tie(flow.ids_along(other, 1), ids)
     count = facts.channel_flops
-    flops = count(module, kwargs, id_tensor.shape, shapes[0]) if count else 0
+    each = count(module, kwargs, id_tensor.shape, shapes[0]) if count else 0
+    flops = each * shapes[0][0] / 2  # shapes are those of two images, each perhaps of many frames
     if flops:
         flow.terms.append(Term(str(node.target if module else node.name), flops, 0, ids))
     return _each(flow.shapes[node], [expand_along(ids, 1, shape) for shape in shapes])

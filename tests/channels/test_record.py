@@ -14,6 +14,7 @@ from torch import nn
 from legr_cli.channels import apply, couple
 from legr_cli.channels.check import disagreement
 from legr_cli.channels.switches import evaluating
+from legr_cli.cost import count_flops, price
 
 SIZES = [(2, 3, 24, 24), (1, 3, 24, 24), (3, 3, 20, 28)]  # the recorded one, and others
 
@@ -416,6 +417,25 @@ class CachedSizes(Net):
         return F.interpolate(x, size=halves(*x.shape[2:]))
 
 
+class Powered(Net):
+    def middle(self, x):
+        return x**2 + 1.5 ** (-x)
+
+
+class OutputSize(Net):
+    def extra(self):
+        self.down, self.up = nn.Conv2d(13, 11, 3, 2, 1), nn.ConvTranspose2d(11, 13, 3, 2, 1)
+
+    def middle(self, x):
+        return self.up(F.relu(self.down(x)), output_size=x.size()) + x
+
+
+class SizeOfData(Net):
+    def middle(self, x):
+        n, c, h, w = x.data.size()
+        return x.view(n, -1, h, w).mul(c / 13)
+
+
 class ScriptedGate(Net):
     def middle(self, x):
         return scripted_gate(x)
@@ -486,10 +506,28 @@ def test_the_network_is_left_as_it_was(kind):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", [Unflattened, FlattenedByProduct, CachedSizes, ScriptedGate])
+REMOVABLE = [Unflattened, FlattenedByProduct, CachedSizes, ScriptedGate, Powered, OutputSize, Data]
+
+
+@pytest.mark.parametrize("kind", REMOVABLE)
 def test_all_channels_before_such_code_can_be_removed(kind):
     units = couple(made(kind), (3, 24, 24))
     assert {pin.reason for pin in units.pins} == {"the network's output"}
+
+
+def test_pooling_of_frames_in_the_batch_costs_what_fvcore_counts():
+    class Frames(Net):
+        def forward(self, x):
+            y = super().forward(x.flatten(0, 1))
+            return y.view(*x.shape[:2], -1).mean(1)
+
+        def middle(self, x):
+            return F.interpolate(F.adaptive_avg_pool2d(x, 3), scale_factor=2)
+
+    units = couple(made(Frames), (4, 3, 24, 24))
+    cost, kept = price(units), plan(units)
+    counted = count_flops(apply(units, kept), (4, 3, 24, 24))
+    assert counted == cost.total(cost.flops, cost.counts(kept))
 
 
 def test_a_cache_of_an_earlier_run_is_computed_anew():
