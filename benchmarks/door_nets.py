@@ -191,8 +191,8 @@ def _pytorchcv(name: str) -> Door:
         sizes = ((64, 96), (64, 128))
     elif name == "superpointnet":
         sizes = ((1, 64, 64), (1, 64, 96))
-    elif name == "inceptionresnetv1":
-        sizes = ((3, 299, 299),)
+    elif name in ("inceptionresnetv1", "pnasnet5large"):
+        sizes = ((3, 331, 331),)
     else:
         sizes = ((3, 224, 224),)
 

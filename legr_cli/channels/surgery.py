@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from legr_cli.channels.dead_code import drop_unused
 from legr_cli.channels.dry_run import Gather, Reshape, SizeOf, kept_box
 from legr_cli.channels.inputs import submodule
 from legr_cli.channels.layers import ARGUMENTS, layer_at
@@ -19,7 +20,7 @@ from legr_cli.channels.slicing import (
     slice_recurrent,
     slice_tensor,
 )
-from legr_cli.channels.trace import drop_unused, fetch_attr
+from legr_cli.channels.trace import fetch_attr
 from legr_cli.channels.units import Kept, Units, kept_index
 from legr_cli.errors import ModelError
 

@@ -198,7 +198,8 @@ def _exported_program(
     shape, inputs = network.input_shape, call.tensors
     names = list(shape) if isinstance(shape, Mapping) else ["images"]
     batches: Any = tuple({0: torch.export.Dim("batch")} for _ in inputs)
-    if isinstance(shape, Mapping) or not _is_plain(output):
+    starred = any(name.startswith("*") for name in call.named(model))
+    if isinstance(shape, Mapping) or starred or not _is_plain(output):
         model, batches = TensorsOnly(model, call), (batches,)  # it takes `*inputs`
     try:
         program = torch.onnx.export(

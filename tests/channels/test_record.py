@@ -436,6 +436,19 @@ class SizeOfData(Net):
         return x.view(n, -1, h, w).mul(c / 13)
 
 
+class InVain(Net):
+    """A branch with ops in place whose result nobody reads."""
+
+    def extra(self):
+        self.side = nn.Sequential(nn.Conv2d(13, 11, 3), nn.ReLU(inplace=True), nn.Conv2d(11, 3, 1))
+
+    def middle(self, x):
+        self.side(x).add_(1.0).mean((2, 3))
+        y = x.view(x.shape)
+        y[:, :, 0].mul_(2.0)  # this, however, changes x
+        return x
+
+
 class ScriptedGate(Net):
     def middle(self, x):
         return scripted_gate(x)
@@ -527,6 +540,14 @@ def test_pooling_of_frames_in_the_batch_costs_what_fvcore_counts():
     units = couple(made(Frames), (4, 3, 24, 24))
     cost, kept = price(units), plan(units)
     counted = count_flops(apply(units, kept), (4, 3, 24, 24))
+    assert counted == cost.total(cost.flops, cost.counts(kept))
+
+
+def test_what_is_computed_in_vain_costs_nothing_as_in_fvcore():
+    units = couple(made(InVain), (3, 24, 24))
+    assert not any(name.startswith("side") for name in units.flow.layers)
+    cost, kept = price(units), plan(units)
+    counted = count_flops(apply(units, kept), (3, 24, 24))
     assert counted == cost.total(cost.flops, cost.counts(kept))
 
 
