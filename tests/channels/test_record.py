@@ -15,6 +15,7 @@ from legr_cli.channels import apply, couple
 from legr_cli.channels.check import disagreement
 from legr_cli.channels.switches import evaluating
 from legr_cli.cost import count_flops, price
+from legr_cli.errors import ModelError
 
 SIZES = [(2, 3, 24, 24), (1, 3, 24, 24), (3, 3, 20, 28)]  # the recorded one, and others
 
@@ -549,6 +550,17 @@ def test_what_is_computed_in_vain_costs_nothing_as_in_fvcore():
     cost, kept = price(units), plan(units)
     counted = count_flops(apply(units, kept), (3, 24, 24))
     assert counted == cost.total(cost.flops, cost.counts(kept))
+
+
+def test_a_refusal_names_the_way_out_first():
+    model = made(Net)
+    model.stem, model.last = (
+        nn.utils.parametrizations.weight_norm(x) for x in (model.stem, model.last)
+    )
+    with pytest.raises(
+        ModelError, match=r"pinned by conv2d \(in \w+\), whose weight is parametrized"
+    ):
+        couple(model, (3, 24, 24))
 
 
 def test_a_cache_of_an_earlier_run_is_computed_anew():

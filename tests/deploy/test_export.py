@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from nets import Residual, enliven
 from torch import nn
+from torchvision.ops import DeformConv2d
 
 import legr_cli
 from legr_cli.channels.inputs import Call
@@ -113,6 +114,25 @@ def test_one_input_of_any_arguments(batch, tmp_path):
     exported = legr_cli.export(smaller, tmp_path / "a.onnx", batch=batch)
     assert exported.difference < 1e-5
     assert [i.name for i in session(exported.file).get_inputs()] == ["images"]
+
+
+def test_an_op_of_a_newer_opset_names_the_option(tmp_path):
+    class Deformed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.offsets, self.conv = (
+                nn.Conv2d(3, 18, 3, padding=1),
+                DeformConv2d(3, 7, 3, padding=1),
+            )
+
+        def forward(self, x):
+            return self.conv(x, self.offsets(x))
+
+    model, file = made(Deformed), tmp_path / "a.onnx"
+    with pytest.raises(LegrError, match="a newer --opset, up to 23, may have the op"):
+        legr_cli.export(model, file, input_shape=(3, 16, 16))
+    assert not file.exists()
+    assert legr_cli.export(model, file, input_shape=(3, 16, 16), opset=19).difference < 1e-5
 
 
 def test_the_core_feeds_several_inputs(tmp_path):
