@@ -91,6 +91,7 @@ def _torchvision(task: str, name: str) -> Door:
         "video": ((3, 16, 64, 64), (3, 16, 64, 96)),
         "detection": _squares(128, 160),
     }[task]
+    sizes = ((3, 16, 224, 224),) if name == "s3d" else sizes  # its last pooling takes no less
 
     def build() -> nn.Module:
         import torchvision
@@ -177,7 +178,7 @@ def _pretrained(name: str) -> Door:
         network: nn.Module = pretrainedmodels.__dict__[name](num_classes=classes, pretrained=None)
         return network
 
-    return Door(build, _squares(224))
+    return Door(build, _squares(331 if name == "polynet" else 224))
 
 
 def _pytorchcv(name: str) -> Door:
@@ -190,6 +191,8 @@ def _pytorchcv(name: str) -> Door:
         sizes = ((64, 96), (64, 128))
     elif name == "superpointnet":
         sizes = ((1, 64, 64), (1, 64, 96))
+    elif name in ("inceptionresnetv1", "pnasnet5large"):
+        sizes = ((3, 331, 331),)
     else:
         sizes = ((3, 224, 224),)
 

@@ -337,7 +337,9 @@ class Standardised(nn.Conv2d):
 class PinnedByStandardised(nn.Module):
     """conv13 - weight-standardised conv23 - conv29 - head: 13 and 23 are pinned"""
 
-    pinned: ClassVar = {"stem": "Standardised (odd)", "odd": "Standardised (odd)"}
+    pinned: ClassVar = dict.fromkeys(
+        ("stem", "odd"), "Standardised (odd), whose forward treats channels unlike that of Conv2d"
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -568,7 +570,10 @@ class SharedNorm(nn.Module):
 class PinnedByHooks(nn.Module):
     """conv13 - conv23 whose output a hook flips - conv29 - head: 13 and 23 are pinned"""
 
-    pinned: ClassVar = {"stem": "Conv2d (odd), which has hooks", "odd": "Conv2d (odd)"}
+    pinned: ClassVar = {
+        "stem": "Conv2d (odd), which has hooks",
+        "odd": "Conv2d (odd), which has hooks",
+    }
 
     def __init__(self) -> None:
         super().__init__()

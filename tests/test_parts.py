@@ -212,7 +212,8 @@ def test_bad_parts(given: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("shapes", "says"),
     [
-        ({"image": (3, 16, 16)}, "state"),
+        ({"image": (3, 16, 16)}, "also needs state; name each input"),
+        ((3, 16, 16), "also needs state; name each input"),
         ({"image": (3, 16, 16), "speed": (5,)}, "forward takes image, state"),
         ({}, "a shape for each input"),
         ((3, 0, 16), "such as"),

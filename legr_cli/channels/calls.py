@@ -21,6 +21,12 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], bool]] = {
     "__div__": (operator.truediv, False),
     "__idiv__": (operator.itruediv, False),
 }
+# Methods of operators that call themselves something else: `Tensor.__pow__` is a function `pow`.
+_RENAMED = {
+    method: name
+    for name in _OPERATORS
+    if (method := getattr(torch.Tensor, name, None)) and method.__name__ != name
+}
 # Functions that draw random numbers; their in-place versions end in an underscore.
 RANDOM = {
     "rand", "randn", "randint", "randperm", "normal", "bernoulli", "uniform", "exponential",
@@ -40,7 +46,7 @@ METADATA = {
 
 def name_of(func: Any) -> str:
     """The name of a torch function; of the attribute if it is a getter."""
-    name = getattr(func, "__name__", "")
+    name = _RENAMED.get(func) or getattr(func, "__name__", "")
     return str(getattr(func.__self__, "__name__", "")) if name == "__get__" else str(name)
 
 

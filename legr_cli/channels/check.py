@@ -25,7 +25,9 @@ def masked_output(
         return mask_channels(layer, x, stays)
 
     with evaluating(traced), WithoutNoise():
-        return GatedInterpreter(traced, units.flow, gate).run(*call.positional(traced))
+        given = call.named(units.source.part)
+        inputs = {n: given[str(n.target)] for n in traced.graph.nodes if n.op == "placeholder"}
+        return GatedInterpreter(traced, units.flow, gate).run(initial_env=inputs)
 
 
 def disagreement(units: Units, kept: Kept, smaller: nn.Module, exact: bool = False) -> float:

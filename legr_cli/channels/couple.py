@@ -49,7 +49,8 @@ def couple(model: nn.Module, input_shape: Shapes, module: str = "") -> Units:
                 "with the network"
             )
     if units.count == 0:
-        reasons = sorted({pin.reason for pin in units.pins})
+        # those that say what to do come first
+        reasons = sorted({pin.reason for pin in units.pins}, key=lambda r: (": call " not in r, r))
         why = "all are pinned by " + "; ".join(reasons[:3]) if reasons else "it has no layers"
         raise ModelError(f"no channel of this network can be removed: {why}")
     return units

@@ -12,10 +12,17 @@ from legr_cli.channels.units import Kept, Units
 
 
 @dataclass(frozen=True)
+class SizeOf:
+    """The size that the op's input has along a dimension."""
+
+    dim: int
+
+
+@dataclass(frozen=True)
 class Reshape:
     """Reshape the op's input to these sizes, some of which the network computes."""
 
-    sizes: tuple[int | fx.Node, ...]
+    sizes: tuple[int | fx.Node | SizeOf, ...]
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class Flow:
     grouped: list[Grouped] = field(default_factory=list)
     pins: list[tuple[Ids, str]] = field(default_factory=list)
     unsupported: dict[str, int] = field(default_factory=dict)  # output width of layers without rule
+    why_unsupported: dict[str, str] = field(default_factory=dict)
     padding_ids: list[Ids] = field(default_factory=list)  # zeros that ops add; no layer writes them
     owners: list[tuple[str, torch.Tensor, list[Ids]]] = field(default_factory=list)
     counted: set[int] = field(default_factory=set)

@@ -14,6 +14,11 @@ from legr_cli.channels.switches import evaluating, fixed_seed, unchanged
 from legr_cli.errors import ModelError, SettingError, first_line
 from legr_cli.shapes import Shapes
 
+_STARS: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+
 
 @dataclass(frozen=True)
 class Call:
@@ -26,11 +31,14 @@ class Call:
         """Call a network with them."""
         return model(*self.args, **self.kwargs)
 
-    def positional(self, model: nn.Module) -> list[Any]:
-        """The arguments in the order of the network's `forward`."""
-        return list(
-            inspect.signature(model.forward).bind(*self.args, **self.kwargs).arguments.values()
-        )
+    def named(self, model: nn.Module) -> dict[str, Any]:
+        """The arguments by the name that `forward` gives them, with its stars: `*args`."""
+        try:
+            bound = inspect.signature(model.forward).bind(*self.args, **self.kwargs)
+        except (TypeError, ValueError):  # a signature that Python cannot read
+            return {f"input_{i}": value for i, value in enumerate(self.args)}
+        kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
+        return {_STARS.get(kinds[name], "") + name: v for name, v in bound.arguments.items()}
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -59,6 +67,7 @@ def example(model: nn.Module, shapes: Shapes, batch: int, seed: int = 0) -> Call
         return torch.rand(batch, *shape, generator=generator).to(like)
 
     if not isinstance(shapes, Mapping):
+        _check_required(model, _required(model)[:1])
         return Call((random(shapes),))
     return _by_name(model, {name: random(shape) for name, shape in shapes.items()})
 
@@ -66,9 +75,14 @@ def example(model: nn.Module, shapes: Shapes, batch: int, seed: int = 0) -> Call
 def _by_name(model: nn.Module, named: dict[str, Tensor]) -> Call:
     """Pass named tensors as the arguments of these names, or as one dict or dataclass of them."""
     parameters = inspect.signature(model.forward).parameters
-    if set(named) <= set(parameters):
+    kinds = {p.kind for p in parameters.values()}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds and set(_required(model)) <= set(named)
+    if takes_any or set(named) <= set(parameters):
+        _check_required(model, list(named))
         return Call((), named)
-    required = [p for p in parameters.values() if p.default is p.empty and p.kind < p.VAR_KEYWORD]
+    required = [parameters[name] for name in _required(model)]
+    if not required and inspect.Parameter.VAR_POSITIONAL in kinds:
+        return Call((named,))
     if len(required) != 1:
         raise SettingError(
             f"--input: forward takes {', '.join(parameters)}, not {', '.join(named)}; "
@@ -80,6 +94,26 @@ def _by_name(model: nn.Module, named: dict[str, Tensor]) -> Call:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return Call((kind(**named),))
     return Call((named,))
+
+
+def _required(model: nn.Module) -> list[str]:
+    """The arguments of `forward` that have no default."""
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):  # a signature that Python cannot read
+        return []
+    stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [n for n, p in parameters.items() if p.default is p.empty and p.kind not in stars]
+
+
+def _check_required(model: nn.Module, given: list[str]) -> None:
+    """Raise if `forward` needs more inputs than are given."""
+    missing = [name for name in _required(model) if name not in given]
+    if missing:
+        raise SettingError(
+            f"--input: forward also needs {', '.join(missing)}; name each input, such as "
+            + " ".join(f"--input {name}=SIZE" for name in _required(model))
+        )
 
 
 @dataclass(frozen=True)

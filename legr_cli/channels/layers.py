@@ -11,6 +11,7 @@ from legr_cli.channels.flow import Flow, Grouped, Layer, Term
 from legr_cli.channels.id_tensors import expand_along, first_tensor
 from legr_cli.channels.ops import is_functional_layer, module_facts, node_facts
 from legr_cli.channels.slicing import groups_of, slices_like_base, weight_axes
+from legr_cli.channels.structures import tensors
 from legr_cli.channels.trace import fetch_attr
 
 # The parameters of `F.conv2d`, in order; `F.linear` has the first three.
@@ -79,7 +80,8 @@ def _module_call(node: fx.Node, module: nn.Module, args: Any, kwargs: Any) -> _L
     transposed, groups = getattr(module, "transposed", False), groups_of(module)
     if not isinstance(weight, torch.Tensor):
         return None
-    if len(args) + len(kwargs) != 1:
+    transposed_size = transposed and len(tensors((args, kwargs))) == 1  # `output_size`
+    if len(args) + len(kwargs) != 1 and not transposed_size:
         return None
     if not slices_like_base(module, first_tensor(args, kwargs).shape):
         return None

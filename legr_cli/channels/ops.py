@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch._ops import OpOverload
 from torchvision.ops import StochasticDepth
 
 from legr_cli.channels import flops
@@ -146,7 +147,7 @@ OPS: dict[OpFacts, tuple[Op, ...]] = {
         "relu", "relu_", "sigmoid", "sigmoid_", "tanh", "add", "add_", "sub", "sub_", "mul", "mul_",
         "div", "div_", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "square", "reciprocal",
         "erf", "sin", "cos", "sign", "clamp", "clamp_", "clamp_min", "clamp_max", "clip", "clip_",
-        "clone", "detach", "float", "half", "double", "bfloat16",
+        "clone", "detach", "data", "float", "half", "double", "bfloat16",
     ),
     OpFacts(OpKind.ELEMENTWISE, only_first=True): ("to", "type_as", "type"),
     OpFacts(OpKind.ELEMENTWISE, train_as=nn.Dropout): (F.dropout,),
@@ -256,7 +257,26 @@ def node_facts(node: fx.Node, modules: dict[str, nn.Module] | None = None) -> Op
     if node.op not in ("call_function", "call_method"):
         return _NO_FACTS
     target = node.args[1] if node.target is getattr else node.target
-    return _FACTS.get(target, _NO_FACTS)
+    return (
+        _facts_of_overload(target)
+        if isinstance(target, OpOverload)
+        else _FACTS.get(target, _NO_FACTS)
+    )
+
+
+def _facts_of_overload(op: OpOverload) -> OpFacts:
+    """The facts of an op of scripted code: those of the function or method of the same name."""
+    name = op_name(op).removeprefix("_")
+    known = (getattr(torch, name, None), getattr(F, name, None), name)
+    facts = next((_FACTS[key] for key in known if key in _FACTS), _NO_FACTS)
+    return facts if facts.kind in (OpKind.ELEMENTWISE, OpKind.SHAPE, OpKind.REDUCE) else _NO_FACTS
+
+
+def op_name(target: Any) -> str:
+    """The name of a function or method that a node calls."""
+    if isinstance(target, OpOverload):
+        return str(target._schema.name).rpartition("::")[2]
+    return target if isinstance(target, str) else getattr(target, "__name__", "?")
 
 
 def kind_of(node: fx.Node, modules: dict[str, nn.Module]) -> OpKind:
@@ -282,7 +302,7 @@ def in_place(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
         return bool(getattr(modules[str(node.target)], "inplace", False))
     if node.op not in ("call_function", "call_method"):
         return False
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = op_name(node.target)
     if (name.endswith("_") and not name.endswith("__")) or node_facts(node).in_place:
         return True
     try:
@@ -298,8 +318,8 @@ def describe(node: fx.Node, modules: dict[str, nn.Module]) -> str:
         return f"{type(modules[str(node.target)]).__name__} ({node.target})"
     if node.op in ("placeholder", "output"):
         return f"the network's {'input' if node.op == 'placeholder' else 'output'}"
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
+    name = op_name(node.target)
     if node.target is assigned:
         name = "assignment to a slice"
     owners = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-    return f"{name} (in {owners[-1]})" if owners and owners[-1] else str(name)
+    return f"{name} (in {owners[-1]})" if owners and owners[-1] else name

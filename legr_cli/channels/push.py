@@ -21,6 +21,7 @@ from legr_cli.channels.ops import (
     is_functional_layer,
     kind_of,
     may_be_view,
+    module_facts,
     node_facts,
 )
 from legr_cli.channels.record import TensorShape
@@ -69,13 +70,23 @@ def _push_node(flow: Flow, node: fx.Node, modules: dict[str, nn.Module]) -> Any:
         flow.op = describe(node, modules)
         id_tensor = RULES[kind](flow, node, module, args, kwargs)
     if id_tensor is None:
-        if module is not None and kind is OpKind.LAYER:
-            flow.unsupported[str(node.target)] = width_out(module)
         flow.kinds[node] = OpKind.UNKNOWN
         reason = describe(node, modules) + _why_no_rule(node, module)
+        if kind is OpKind.LAYER:
+            name, width = _name_and_width(node, module, shape)
+            flow.unsupported[name], flow.why_unsupported[name] = width, reason
         flow.pin((args, kwargs, flow.id_tensors[base] if base else ()), reason)
         id_tensor = pinned_ids(flow, shape, reason)
     return id_tensor
+
+
+def _name_and_width(node: fx.Node, module: nn.Module | None, shape: Any) -> tuple[str, int]:
+    """The name of a layer and its output channels; functions go by the module that calls them."""
+    if module is not None:
+        return str(node.target), width_out(module)
+    owners = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    width = shape[-1] if node_facts(node).channels_last else shape[1]
+    return (owners[-1] if owners and owners[-1] else node.name), width
 
 
 def _push_input(flow: Flow, node: fx.Node, shape: Any) -> Any:
@@ -111,6 +122,14 @@ def _why_no_rule(node: fx.Node, module: nn.Module | None) -> str:
             ", whose weight is parametrized: call "
             "torch.nn.utils.parametrize.remove_parametrizations first"
         )
+    if is_functional_layer(node):
+        return ", whose weight is computed in forward"
+    if isinstance(module, torch.jit.ScriptModule):
+        return ", which is scripted: use the module from before torch.jit.script"
+    if module is not None and module_facts(module).kind is OpKind.LAYER:
+        base = next(b for b in type(module).__mro__ if b.__module__.startswith("torch.nn"))
+        if base is not type(module):
+            return f", whose forward treats channels unlike that of {base.__name__}"
     return ""
 
 

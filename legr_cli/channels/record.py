@@ -8,7 +8,6 @@ the code reads from a tensor are fixed as they were, and noted in `Recording.rea
 
 import contextlib
 import dataclasses
-import inspect
 import linecache
 import operator
 import sys
@@ -101,7 +100,7 @@ class _Recorder(TorchFunctionMode):
         """Run the network and finish the graph."""
         placeholders = [
             (self.graph.placeholder(name, _dataclass_of(value)), value)
-            for name, value in _placeholders(self.model, call).items()
+            for name, value in call.named(self.model).items()
         ]
         for node, value in placeholders:
             self._bind(node, value)
@@ -197,7 +196,8 @@ class _Recorder(TorchFunctionMode):
 
     def _set_item(self, func: Any, args: Any) -> None:
         """Record `tensor[index] = value` as a new tensor where the old one has no other name."""
-        tensor, _index, _value = args
+        tensor, index, value = args
+        is_mask = isinstance(index, Tensor) and index.dtype == torch.bool
         plain = fx.node.map_aggregate(args, plain_number)
         recorded = self._argument(args)
         func(*plain)  # type: ignore[misc]
@@ -205,7 +205,8 @@ class _Recorder(TorchFunctionMode):
             node = self._add("call_function", operator.setitem, recorded, {})
             self.recording.values[node] = None
             return
-        node = self._add("call_function", assigned, recorded, {})
+        fills = is_mask and index.shape == tensor.shape and getattr(value, "shape", ()) == ()
+        node = self._add("call_function", torch.masked_fill if fills else assigned, recorded, {})
         self._bind(node, tensor)
 
     def _write_out(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -416,20 +417,6 @@ def _tensor_attributes(model: nn.Module) -> dict[int, str]:
             if isinstance(value, Tensor):
                 names.setdefault(id(value), f"{prefix}.{name}" if prefix else name)
     return names
-
-
-def _placeholders(model: nn.Module, call: Call) -> dict[str, Any]:
-    """The arguments of a call by the name that `forward` gives them."""
-    try:
-        bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)
-    except (TypeError, ValueError):  # a signature that Python cannot read
-        return {f"input_{i}": value for i, value in enumerate(call.args)}
-    kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
-    stars: dict[Any, str] = {
-        inspect.Parameter.VAR_POSITIONAL: "*",
-        inspect.Parameter.VAR_KEYWORD: "**",
-    }
-    return {stars.get(kinds[name], "") + name: value for name, value in bound.arguments.items()}
 
 
 def user_line() -> str | None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from legr_cli.channels.dry_run import DryRun, Reshape, Rewrite, pruned_ids, result_or_none
+from legr_cli.channels.dry_run import DryRun, Reshape, Rewrite, SizeOf, pruned_ids, result_or_none
 from legr_cli.channels.gather import gather, select
 from legr_cli.channels.id_tensors import Ids, first_tensor
 from legr_cli.channels.ops import OpKind, describe, node_facts
@@ -186,8 +186,31 @@ def _reshape(
     if len(sizes) == 1 and isinstance(sizes[0], tuple | list):
         sizes = tuple(sizes[0])
     if not facts.takes_sizes or len(sizes) != expected.ndim:
-        return Reshape((-1, *expected.shape[1:]))
+        return Reshape(_sizes_from(args[0].shape, expected.shape))
     values = fx.node.map_arg(sizes, lambda n: dry_run.values[n])
-    pairs = zip(sizes, values, expected.shape, strict=True)  # type: ignore[arg-type]
-    # a size that is still right stays as written: it may depend on the input
-    return Reshape(tuple(size if value in (now, -1) else now for size, value, now in pairs))  # type: ignore[misc]
+    return _resized(list(sizes), list(values), list(expected.shape))  # type: ignore[arg-type]
+
+
+def _resized(sizes: list[Any], values: list[Any], expected: list[int]) -> Reshape | None:
+    """The sizes as written where they are still right, for they may depend on the input.
+
+    One that the network computes and that is wrong, such as `17 * h * w`, becomes -1.
+    """
+    wrong = [i for i, now in enumerate(expected) if values[i] not in (now, -1)]
+    computed = [i for i in wrong if isinstance(sizes[i], fx.Node)]
+    if len(computed) > (-1 not in values):
+        return None
+    for i in wrong:
+        sizes[i] = -1 if i in computed else expected[i]
+    return Reshape(tuple(sizes))
+
+
+def _sizes_from(before: torch.Size, after: torch.Size) -> tuple[int | SizeOf, ...]:
+    """The sizes of a reshape that changes some dimensions only, those between the equal ones."""
+    shorter = min(len(before), len(after))
+    first = next((i for i in range(shorter) if before[i] != after[i]), shorter)
+    last = next((i for i in range(shorter - first) if before[-1 - i] != after[-1 - i]), None)
+    last = shorter - first if last is None else last
+    middle = after[first : len(after) - last]
+    kept = range(len(before) - last, len(before))
+    return (*map(SizeOf, range(first)), *middle, *map(SizeOf, kept))

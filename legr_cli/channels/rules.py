@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from legr_cli.channels.flow import Flow, Term
+from legr_cli.channels.functional import assigned
 from legr_cli.channels.id_tensors import Ids, collapse, compact, expand_along, first_tensor, varies
 from legr_cli.channels.layers import layer_rule
 from legr_cli.channels.ops import OpKind, describe, module_facts, node_facts
@@ -130,13 +131,22 @@ def _elementwise(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any)
 
 def _shape(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> Any:
     """Run the op on the ids themselves."""
-    if node_facts(node).indexes and any(flow.has_ids(n) for n in node.all_input_nodes[1:]):
+    if any(flow.has_ids(n) for n in _indices(node)):
         return None
     try:
         result = run_op(node, {str(node.target): module}, args, kwargs)
     except (RuntimeError, TypeError):  # the op does not support integers
         return None
     return fx.node.map_aggregate(result, lambda v: _number_zeros(flow, v))
+
+
+def _indices(node: fx.Node) -> list[fx.Node]:
+    """The nodes by whose values an op selects."""
+    if node.target is assigned:
+        found: list[fx.Node] = []
+        fx.node.map_arg(node.args[1], found.append)
+        return found
+    return node.all_input_nodes[1:] if node_facts(node).indexes else []
 
 
 def _number_zeros(flow: Flow, value: Any) -> Any:
@@ -169,7 +179,8 @@ def _spatial(flow: Flow, node: fx.Node, module: Any, args: Any, kwargs: Any) -> 
         else:
             flow.tie(flow.ids_along(other, 1), ids)
     count = facts.channel_flops
-    flops = count(module, kwargs, id_tensor.shape, shapes[0]) if count else 0
+    each = count(module, kwargs, id_tensor.shape, shapes[0]) if count else 0
+    flops = each * shapes[0][0] / 2  # shapes are those of two images, each perhaps of many frames
     if flops:
         flow.terms.append(Term(str(node.target if module else node.name), flops, 0, ids))
     return _each(flow.shapes[node], [expand_along(ids, 1, shape) for shape in shapes])

@@ -6,6 +6,7 @@ works for other widths, batches and picture sizes.
 """
 
 import contextlib
+import functools
 import math
 import operator
 import sys
@@ -15,6 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from torch import fx, nn
+
+from legr_cli.channels.structures import holds
 
 
 @dataclass(frozen=True)
@@ -113,36 +116,66 @@ def _stand_in(builtin: type) -> type:
     return StandIn
 
 
+# Packages whose caches do not see the sizes of a network's tensors.
+_NO_NETWORKS = {*sys.stdlib_module_names, "torch", "numpy", "scipy", "sympy", "legr_cli"}
 _STAND_INS = {"int": _stand_in(int), "float": _stand_in(float)}
 
 
 @contextlib.contextmanager
 def traceable_numbers(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Let `int(h / 2)` keep its formula in the packages that define these modules."""
+    """Let numbers keep their formulas in `int(h / 2)` and in functions with an `lru_cache`.
+
+    `int` is replaced in the packages that define these modules; caches are passed by everywhere.
+    """
     packages = {type(module).__module__.partition(".")[0] for module in modules} - {"torch"}
-    files = [
-        vars(file)
-        for name, file in sorted(sys.modules.items())
-        if name.partition(".")[0] in packages and isinstance(file, ModuleType)
-    ]
-    changed = [(file, name) for file in files for name in _STAND_INS if name not in file]
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    for name, file in list(sys.modules.items()):
+        package = name.partition(".")[0]
+        if package in _NO_NETWORKS or not isinstance(file, ModuleType):
+            continue
+        names = vars(file)
+        if package in packages:
+            before += [(names, name, None) for name in _STAND_INS if name not in names]
+        before += [
+            (names, n, v) for n, v in names.items() if type(v) is functools._lru_cache_wrapper
+        ]
     try:
-        for file, name in changed:
-            file[name] = _STAND_INS[name]
+        for names, name, value in before:
+            names[name] = _STAND_INS[name] if value is None else _without_cache(value)
         yield
     finally:
-        for file, name in changed:
-            file.pop(name, None)
+        for names, name, value in before:
+            if value is None:
+                names.pop(name, None)
+            else:
+                names[name] = value
 
 
-def emit(graph: fx.Graph, number: TracedNumber, values: dict[fx.Node, Any]) -> fx.Node:
-    """Add the nodes that compute a number to a graph, once, and record their values."""
+def _without_cache(function: Any) -> Callable[..., Any]:
+    """A function with a cache that computes anew for traced numbers: they equal plain ones."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        traced = holds((args, kwargs), lambda v: isinstance(v, TracedNumber))
+        return (function.__wrapped__ if traced else function)(*args, **kwargs)
+
+    return call
+
+
+def emit(graph: fx.Graph, number: TracedNumber, values: dict[fx.Node, Any]) -> Any:
+    """Add the nodes that compute a number to a graph, once, and record their values.
+
+    A number that some cache kept from another graph is a constant here.
+    """
     known = number.__dict__.get("node")
-    if known is not None:
-        return known  # type: ignore[no-any-return]
+    if known is not None and known.graph is graph:
+        return known
     args = tuple(
         emit(graph, a, values) if isinstance(a, TracedNumber) else a for a in number.formula.args
     )
+    nodes = [a for a in args if isinstance(a, fx.Node)]
+    if not nodes or any(node.graph is not graph for node in nodes):
+        return plain_number(number)
     if isinstance(number.formula.op, str):
         node = graph.call_method(number.formula.op, args)
     else:

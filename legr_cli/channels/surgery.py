@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from legr_cli.channels.dry_run import Gather, Reshape, kept_box
+from legr_cli.channels.dead_code import drop_unused
+from legr_cli.channels.dry_run import Gather, Reshape, SizeOf, kept_box
 from legr_cli.channels.inputs import submodule
 from legr_cli.channels.layers import ARGUMENTS, layer_at
 from legr_cli.channels.rewrite import plan_rewrites
@@ -19,7 +20,7 @@ from legr_cli.channels.slicing import (
     slice_recurrent,
     slice_tensor,
 )
-from legr_cli.channels.trace import drop_unused, fetch_attr
+from legr_cli.channels.trace import fetch_attr
 from legr_cli.channels.units import Kept, Units, kept_index
 from legr_cli.errors import ModelError
 
@@ -53,9 +54,7 @@ def apply(units: Units, kept: Kept) -> nn.Module:
             copied[node] = graph.node_copy(node, lambda n: copied[n])
             _set_groups(units, kept, copied[node], node)
         elif isinstance(rewrite, Reshape):
-            source = copied[node.all_input_nodes[0]]
-            sizes = [copied[s] if isinstance(s, fx.Node) else s for s in rewrite.sizes]
-            copied[node] = graph.call_method("reshape", (source, *sizes))
+            copied[node] = _emit_reshape(graph, copied[node.all_input_nodes[0]], rewrite, copied)
         else:
             if node in rewrite.sources:  # it makes its tensor at full size
                 copied[node] = graph.node_copy(node, lambda n: copied[n])
@@ -164,6 +163,18 @@ def _set(root: nn.Module, name: str, value: Any, persistent: bool = True) -> Non
         root.register_buffer(last, value, persistent=persistent)
     else:
         setattr(root, last, value)
+
+
+def _emit_reshape(
+    graph: fx.Graph, source: fx.Node, reshape: Reshape, copied: dict[fx.Node, fx.Node]
+) -> fx.Node:
+    """Emit a reshape whose sizes are numbers, sizes of its input, or computed by the network."""
+    sizes: list[Any] = []
+    for size in reshape.sizes:
+        if isinstance(size, SizeOf):
+            size = graph.call_method("size", (source, size.dim))
+        sizes.append(copied.get(size, size) if isinstance(size, fx.Node) else size)
+    return graph.call_method("reshape", (source, *sizes))
 
 
 def _emit_gather(

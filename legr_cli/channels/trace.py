@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from legr_cli.channels.dead_code import drop_unused
 from legr_cli.channels.inputs import Call
-from legr_cli.channels.ops import in_place, node_facts
+from legr_cli.channels.ops import node_facts
 from legr_cli.channels.record import Recording, record
 from legr_cli.channels.switches import evaluating, fixed_seed
 from legr_cli.errors import ModelError, first_line
@@ -62,13 +63,6 @@ def _record(model: nn.Module, call: Call) -> Recording:
             f"the network does not run on an input of {sizes}: {_error_location(error)}; "
             "pass the right size with --input"
         ) from error
-
-
-def drop_unused(traced: fx.GraphModule) -> None:
-    """Remove nodes without users, except in-place ops."""
-    modules = dict(traced.named_modules())
-    traced.graph.eliminate_dead_code(lambda node: node.is_impure() or in_place(node, modules))
-    traced.recompile()
 
 
 def fetch_attr(root: nn.Module, name: str) -> Any:

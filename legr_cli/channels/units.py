@@ -71,8 +71,7 @@ def assign_units(flow: Flow, source: Source) -> Units:
         for root, count in _count_by_reason(r[pinned[r]], reason_of)
     ]
     for name, width in flow.unsupported.items():
-        kind = type(flow.traced.get_submodule(name)).__name__
-        pins.append(Pin(name, width, f"{kind} ({name})"))
+        pins.append(Pin(name, width, flow.why_unsupported[name]))
     unit_of_id = unit_of_root[label]
     tensor_units, tied = _tensor_units(flow, unit_of_id), _tied_layers(flow, unit_of_id)
     return Units(flow, unit_of_id, len(free), tuple(pins), tied, tensor_units, source)

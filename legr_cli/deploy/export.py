@@ -149,7 +149,13 @@ def _export_onnx(network: Network, temporary: Path, batch: int | None, opset: in
     keep_pads_before_pools(program.model.graph)
     program.model.metadata_props["legr"] = json.dumps(_metadata(network, model))
     program.save(temporary, external_data=False)
-    onnx.checker.check_model(temporary)
+    try:
+        onnx.checker.check_model(temporary)
+    except onnx.checker.ValidationError as error:
+        raise ModelError(
+            f"torch exports {network.arch} to ONNX that is not valid ({first_line(error)}); a "
+            f"newer --opset, up to {OPSETS[1]}, may have the op"
+        ) from error
     with unchanged(model):
         return verified(str(network.arch), model, call, tensors(output), temporary)
 
@@ -199,7 +205,8 @@ def _exported_program(
     shape, inputs = network.input_shape, call.tensors
     names = list(shape) if isinstance(shape, Mapping) else ["images"]
     batches: Any = tuple({0: torch.export.Dim("batch")} for _ in inputs)
-    if isinstance(shape, Mapping) or not _is_plain(output):
+    starred = any(name.startswith("*") for name in call.named(model))
+    if isinstance(shape, Mapping) or starred or not _is_plain(output):
         model, batches = TensorsOnly(model, call), (batches,)  # it takes `*inputs`
     try:
         program = torch.onnx.export(

@@ -110,6 +110,11 @@ def match(
             else:
                 more = (*attempt.outside, *ignored)
                 fits.append(Match(reading, model, attempt.key, more, key is not None))
+    if not fits and key is None and (parts := _parts_that_fit(found, build(arch))):
+        if len(parts) > 1:
+            raise CheckpointError(f"{path}: {_listed(parts)} fit {arch}: name one with --weights")
+        _log.info(f"{path}: took what is at {_place(parts[0])}")
+        return match(path, content, arch, build, parts[0])
     if not fits:
         closest = min(problems, key=lambda problem: problem[:2])[-1]
         others = f"; it has tensors at {_listed(found)}" if len(found) > 1 else ""
@@ -185,6 +190,20 @@ def _under(found: dict[str, StateDict], key: str, path: str) -> dict[str, StateD
         if any(name.startswith(prefix) for name in weights):
             return {key: _renamed(weights, _below(prefix))}
     raise CheckpointError(f"{path} has no state dict at --weights {key}; it has {_listed(found)}")
+
+
+def _parts_that_fit(found: dict[str, StateDict], model: nn.Module) -> list[str]:
+    """Where in the state dicts a module of another name, as in Lightning's, has all the tensors."""
+    wanted, fits = set(model.state_dict()), list[str]()
+    for key, weights in found.items():
+        below: dict[str, set[str]] = {}
+        for name in weights:
+            parts = name.split(".")
+            for depth in range(1, len(parts)):
+                below.setdefault(".".join(parts[:depth]), set()).add(".".join(parts[depth:]))
+        parts_found = [prefix for prefix, names in below.items() if wanted <= names]
+        fits += [f"{key}.{prefix}" if key else prefix for prefix in parts_found]
+    return fits
 
 
 def _attempts(found: dict[str, StateDict], names: _Names, arch: Arch) -> list[_Attempt]:

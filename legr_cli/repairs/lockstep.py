@@ -48,7 +48,8 @@ class Graph:
 
     def start(self, images: Tensor) -> Values:
         """The values before anything has run."""
-        return {next(node for node in self.nodes if node.op == "placeholder"): images}
+        taken = next(node for node in self.nodes if node.op == "placeholder")
+        return {taken: [images] if str(taken.target).startswith("*") else images}
 
     def advanced(self, before: Values, start: int, stop: int) -> Values:
         """The values after the nodes from `start` to `stop`; those of no further use are dropped.

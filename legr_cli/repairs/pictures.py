@@ -74,7 +74,13 @@ def _opened(
         statistics = parse_statistics(normalize) or network.notes.get("statistics")
         shape = image_shape(network.input_shape)
         return open_pictures(
-            data, shape, images, seed=seed, statistics=statistics, download=download
+            data,
+            shape,
+            images,
+            seed=seed,
+            statistics=statistics,
+            recorded_pictures=network.notes.get("pictures"),
+            download=download,
         )
     if normalize is not None or download:
         raise SettingError(

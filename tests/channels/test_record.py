@@ -1,5 +1,6 @@
 """Networks whose code does what Python allows are recorded as they compute."""
 
+import functools
 import math
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import nn
 from legr_cli.channels import apply, couple
 from legr_cli.channels.check import disagreement
 from legr_cli.channels.switches import evaluating
+from legr_cli.cost import count_flops, price
+from legr_cli.errors import ModelError
 
 SIZES = [(2, 3, 24, 24), (1, 3, 24, 24), (3, 3, 20, 28)]  # the recorded one, and others
 
@@ -285,6 +288,11 @@ def scripted_scale(x: torch.Tensor, by: float):
     return torch.relu(y)
 
 
+@torch.jit.script
+def scripted_gate(x: torch.Tensor) -> torch.Tensor:
+    return (x * torch.sigmoid(x)).add_(1.0)
+
+
 class Scripted(Net):
     def middle(self, x):
         return scripted_scale(x, 2.0) + torch.jit.script(nn.ReLU())(x)
@@ -377,6 +385,81 @@ class BufferSliced(Net):
         return x + self.position[:, :, : x.shape[2], : x.shape[3]]
 
 
+class Unflattened(Net):
+    def extra(self):
+        self.wide = nn.Conv2d(13, 39, 1)
+
+    def middle(self, x):
+        a, b, c = self.wide(x).unflatten(1, (3, 13)).unbind(1)
+        return a * b.sigmoid() + c
+
+
+class FlattenedByProduct(Net):
+    def middle(self, x):
+        n, _, h, w = x.shape
+        return x.reshape(n, 13 * h * w).mul(2.0).reshape(n, 13, h, w)
+
+
+class MaskAssigned(Net):
+    def middle(self, x):
+        x = x * 1.0
+        x[x > 0.5] = 0.25
+        x[x.sum((1, 2, 3)) < 0] = 0.0  # by image: has another rule
+        return x
+
+
+@functools.lru_cache
+def halves(h: int, w: int) -> tuple[int, int]:
+    return h // 2, w // 2
+
+
+class CachedSizes(Net):
+    def middle(self, x):
+        return F.interpolate(x, size=halves(*x.shape[2:]))
+
+
+class Powered(Net):
+    def middle(self, x):
+        return x**2 + 1.5 ** (-x)
+
+
+class OutputSize(Net):
+    def extra(self):
+        self.down, self.up = nn.Conv2d(13, 11, 3, 2, 1), nn.ConvTranspose2d(11, 13, 3, 2, 1)
+
+    def middle(self, x):
+        return self.up(F.relu(self.down(x)), output_size=x.size()) + x
+
+
+class SizeOfData(Net):
+    def middle(self, x):
+        n, c, h, w = x.data.size()
+        return x.view(n, -1, h, w).mul(c / 13)
+
+
+class InVain(Net):
+    """A branch with ops in place whose result nobody reads."""
+
+    def extra(self):
+        self.side = nn.Sequential(nn.Conv2d(13, 11, 3), nn.ReLU(inplace=True), nn.Conv2d(11, 3, 1))
+
+    def middle(self, x):
+        self.side(x).add_(1.0).mean((2, 3))
+        y = x.view(x.shape)
+        y[:, :, 0].mul_(2.0)  # this, however, changes x
+        return x
+
+
+class ScriptedGate(Net):
+    def middle(self, x):
+        return scripted_gate(x)
+
+
+class AllArguments(Net):
+    def forward(self, *args, **options):
+        return super().forward(*args, **options)
+
+
 NETS = Net.__subclasses__()
 
 
@@ -435,6 +518,49 @@ def test_the_network_is_left_as_it_was(kind):
     assert len(getattr(model, "seen", ())) == seen
     assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+REMOVABLE = [Unflattened, FlattenedByProduct, CachedSizes, ScriptedGate, Powered, OutputSize, Data]
+
+
+@pytest.mark.parametrize("kind", REMOVABLE)
+def test_all_channels_before_such_code_can_be_removed(kind):
+    units = couple(made(kind), (3, 24, 24))
+    assert {pin.reason for pin in units.pins} == {"the network's output"}
+
+
+def test_pooling_of_frames_in_the_batch_costs_what_fvcore_counts():
+    class Frames(Net):
+        def forward(self, x):
+            y = super().forward(x.flatten(0, 1))
+            return y.view(*x.shape[:2], -1).mean(1)
+
+        def middle(self, x):
+            return F.interpolate(F.adaptive_avg_pool2d(x, 3), scale_factor=2)
+
+    units = couple(made(Frames), (4, 3, 24, 24))
+    cost, kept = price(units), plan(units)
+    counted = count_flops(apply(units, kept), (4, 3, 24, 24))
+    assert counted == cost.total(cost.flops, cost.counts(kept))
+
+
+def test_what_is_computed_in_vain_costs_nothing_as_in_fvcore():
+    units = couple(made(InVain), (3, 24, 24))
+    assert not any(name.startswith("side") for name in units.flow.layers)
+    cost, kept = price(units), plan(units)
+    counted = count_flops(apply(units, kept), (3, 24, 24))
+    assert counted == cost.total(cost.flops, cost.counts(kept))
+
+
+def test_a_refusal_names_the_way_out_first():
+    model = made(Net)
+    model.stem, model.last = (
+        nn.utils.parametrizations.weight_norm(x) for x in (model.stem, model.last)
+    )
+    with pytest.raises(
+        ModelError, match=r"pinned by conv2d \(in \w+\), whose weight is parametrized"
+    ):
+        couple(model, (3, 24, 24))
 
 
 def test_a_cache_of_an_earlier_run_is_computed_anew():

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from nets import Residual, enliven
 from torch import nn
+from torchvision.ops import DeformConv2d
 
 import legr_cli
 from legr_cli.channels.inputs import Call
@@ -58,6 +59,13 @@ class PolicyOfDataclass(Policy):
         return Observation(super().forward(seen.image, seen.state), seen.state + 1)
 
 
+class PolicyOfStars(Policy):
+    """The same, of whatever it is given."""
+
+    def forward(self, *args, **options):
+        return super().forward(*args, **options)
+
+
 def made(kind: type[nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return enliven(kind())
@@ -67,7 +75,7 @@ def session(file):
     return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("kind", [Policy, PolicyOfDict, PolicyOfDataclass])
+@pytest.mark.parametrize("kind", [Policy, PolicyOfDict, PolicyOfDataclass, PolicyOfStars])
 @pytest.mark.parametrize("batch", [None, 1])
 def test_several_inputs(kind, batch, tmp_path):
     model = made(kind)
@@ -81,14 +89,50 @@ def test_several_inputs(kind, batch, tmp_path):
         Policy: (image, state),
         PolicyOfDict: ({"image": image, "state": state},),
         PolicyOfDataclass: (Observation(image, state),),
+        PolicyOfStars: (image, state),
     }
     expected = tensors(model(*calls[kind]))
     actual = runtime.run(None, {"image": image.numpy(), "state": state.numpy()})
-    assert len(actual) == len(expected) == {Policy: 1}.get(kind, 2)
+    assert len(actual) == len(expected) == {Policy: 1, PolicyOfStars: 1}.get(kind, 2)
     for a, e in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, e.detach().numpy(), atol=1e-5)
     notes = json.loads(runtime.get_modelmeta().custom_metadata_map["legr"])
     assert notes["input"] == {"image": [3, 17, 19], "state": [4]}
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+def test_one_input_of_any_arguments(batch, tmp_path):
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Residual()
+
+        def forward(self, *args):
+            return self.inner(*args)
+
+    smaller = legr_cli.prune(made(Wrapper), (3, 16, 16), flops=0.6, align=1)
+    exported = legr_cli.export(smaller, tmp_path / "a.onnx", batch=batch)
+    assert exported.difference < 1e-5
+    assert [i.name for i in session(exported.file).get_inputs()] == ["images"]
+
+
+def test_an_op_of_a_newer_opset_names_the_option(tmp_path):
+    class Deformed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.offsets, self.conv = (
+                nn.Conv2d(3, 18, 3, padding=1),
+                DeformConv2d(3, 7, 3, padding=1),
+            )
+
+        def forward(self, x):
+            return self.conv(x, self.offsets(x))
+
+    model, file = made(Deformed), tmp_path / "a.onnx"
+    with pytest.raises(LegrError, match="a newer --opset, up to 23, may have the op"):
+        legr_cli.export(model, file, input_shape=(3, 16, 16))
+    assert not file.exists()
+    assert legr_cli.export(model, file, input_shape=(3, 16, 16), opset=19).difference < 1e-5
 
 
 def test_the_core_feeds_several_inputs(tmp_path):

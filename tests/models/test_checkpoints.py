@@ -286,9 +286,20 @@ def test_a_key_may_lead_into_the_names(own: nn.Module, tmp_path: Path) -> None:
     weights = {f"student.{name}": tensor for name, tensor in own.state_dict().items()}
     weights |= {f"teacher.{name}": tensor for name, tensor in teacher.state_dict().items()}
     path = saved({"state_dict": weights}, tmp_path / "w.ckpt")
-    with pytest.raises(CheckpointError, match="does not match"):
+    both = r"state_dict\.student, state_dict\.teacher fit .*Small: name one with --weights"
+    with pytest.raises(CheckpointError, match=both):
         legr_cli.load(path, Small)
     assert same_output(legr_cli.load(path, Small, weights="state_dict.student"), own)
+
+
+def test_the_only_part_that_fits_is_taken_with_a_note(
+    own: nn.Module, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = {f"policy.body.{name}": tensor for name, tensor in own.state_dict().items()}
+    path = saved({"state_dict": {**weights, "loss.weight": torch.ones(3)}}, tmp_path / "w.ckpt")
+    with caplog.at_level(logging.INFO):
+        assert same_output(legr_cli.load(path, Small), own)
+    assert "took what is at state_dict.policy.body" in caplog.text
 
 
 def test_harmless_strangers_are_ignored_with_a_note(
