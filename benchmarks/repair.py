@@ -25,7 +25,7 @@ from legr_cli.models.kept import kept_units
 from legr_cli.models.network import as_network
 from legr_cli.progress import silent
 from legr_cli.repairs.layers import repair_layers
-from legr_cli.repairs.pictures import RepairImages, choose_pictures
+from legr_cli.repairs.pictures import RepairData, RepairImages, choose_pictures
 from legr_cli.repairs.repair import repair_network
 from legr_cli.settings import Repair
 from legr_cli.training.loop import recalibrate
@@ -74,7 +74,8 @@ def main(journal: str, *networks: str) -> None:
     for text in networks:
         checkpoint, arch, data, normalize = text.split(";")
         dense = legr_cli.load(checkpoint, arch=arch).float()
-        given = choose_pictures(as_network(dense), data, SETTINGS.images, SETTINGS.seed, normalize)
+        source = RepairData(data=data, settings=SETTINGS, normalize=normalize)
+        given = choose_pictures(as_network(dense), source)
         for budget in BUDGETS:
             small = legr_cli.prune(dense, flops=budget, align=1)
             start = time.perf_counter()

@@ -153,6 +153,29 @@ def test_a_part_of_a_network(tmp_path: Path) -> None:
     assert torch.equal(again(images)[0], smaller(images)[0])
 
 
+def test_a_part_is_exported_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shell and Python write the same network; what reaches the part is its input."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    dense = detector()
+    smaller = legr_cli.prune(
+        dense, (3, 16, 16), flops=0.6, align=1, module="backbone", arch=detector
+    )
+    legr_cli.save(smaller, "d.safetensors")
+    arch = ("--arch", "test_parts:detector")
+    legr("export", "d.safetensors", *arch, "--module", "backbone", "--out", "shell.onnx")
+    legr_cli.export(smaller, "python.onnx", module="backbone")
+    images = torch.rand(2, 3, 16, 16)
+    expected = smaller.get_submodule("backbone")(images).detach().numpy()
+    for file in ("shell.onnx", "python.onnx"):
+        session = onnxruntime.InferenceSession(file)
+        found = session.run(None, {session.get_inputs()[0].name: images.numpy()})[0]
+        assert np.abs(found - expected).max() < 1e-5
+    message = fails("export", "d.safetensors", *arch, "--module", "neck", "--out", "n.onnx")
+    assert "no such module; this network has backbone, head" in message
+    assert not Path("n.onnx").exists()
+
+
 def test_a_part_in_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     args = ("random:test_parts:detector", "--input", "3x16x16")

@@ -47,6 +47,16 @@ def export(
     weights: options.Weights = None,
     classes: options.Classes = None,
     input_shape: options.InputShape = None,
+    module: Annotated[
+        str | None,
+        typer.Option(
+            "--module",
+            metavar="NAME",
+            show_default=False,
+            rich_help_panel=options.NETWORK,
+            help="Export only this part of the network, such as the backbone of a detector.",
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Export networks to ONNX, and verify each with ONNX Runtime against torch.
@@ -59,6 +69,8 @@ def export(
       legr export tuned.safetensors --out robot.onnx --batch 1
 
       legr export nets/*.safetensors --out onnx
+
+      legr export detector.safetensors --module backbone --out backbone.onnx
     """
     from legr_cli.commands.export_view import show_exported
     from legr_cli.commands.progress import ProgressDisplay
@@ -74,6 +86,7 @@ def export(
             out,
             batch=free_or_number,
             opset=opset,
+            module=module,
             progress=display.report,
         )
     show_exported(written, as_json)

@@ -11,7 +11,7 @@ from legr_cli.commands.options import setting
 from legr_cli.errors import SettingError
 
 if TYPE_CHECKING:
-    from legr_cli.deploy.prune_files import RepairData
+    from legr_cli.repairs.pictures import RepairData
     from legr_cli.targets import Target
 
 _TARGET = "Target"
@@ -81,6 +81,8 @@ def prune(
         setting(options.REPAIR, "N", "Maximum number of images to use.", "512"),
     ] = None,
     normalize: options.Normalize = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
     download: options.Download = False,
     onnx: Annotated[
         bool,
@@ -143,7 +145,7 @@ def prune(
             ranking=ranking,
             align=align,
             min_keep=parse_min_keep(min_keep or (), keep or ()),
-            repair=_repair_data(repair, repair_images, normalize, download),
+            repair=_repair_data(repair, repair_images, normalize, resize, crop, download),
             onnx=onnx,
             batch=batch,
             ssh=ssh,
@@ -155,17 +157,28 @@ def prune(
 
 
 def _repair_data(
-    data: str | None, images: int | None, normalize: str | None, download: bool
+    data: str | None,
+    images: int | None,
+    normalize: str | None,
+    resize: str | None,
+    crop: float | None,
+    download: bool,
 ) -> "RepairData | None":
     """What to repair with, from --repair and the options that need it."""
-    from legr_cli.deploy.prune_files import RepairData
-    from legr_cli.settings import Repair
+    from legr_cli.repairs.pictures import RepairData
+    from legr_cli.settings import Pictures, Repair
 
     if data is not None:
         settings = Repair() if images is None else Repair(images=images)
-        return RepairData(data, settings, normalize, download)
-    given = {"--repair-images": images, "--normalize": normalize, "--download": download or None}
-    for option, value in given.items():
+        return RepairData(
+            data=data,
+            settings=settings,
+            normalize=normalize,
+            pictures=Pictures(resize=resize, crop=crop),
+            download=download,
+        )
+    given = {"--repair-images": images, "--normalize": normalize, "--resize": resize}
+    for option, value in {**given, "--crop": crop, "--download": download or None}.items():
         if value is not None:
             raise SettingError(f"{option} requires --repair")
     return None

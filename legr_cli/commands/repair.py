@@ -58,8 +58,11 @@ def repair(
         ),
     ] = 0,
     normalize: options.Normalize = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
     download: options.Download = False,
     arch: options.Arch = None,
+    weights: options.Weights = None,
     force: Annotated[
         bool,
         typer.Option(
@@ -86,19 +89,25 @@ def repair(
     from legr_cli.commands.repair_view import show_repaired
     from legr_cli.models.network import open_network
     from legr_cli.repairs.files import repair_files
-    from legr_cli.settings import Repair
+    from legr_cli.repairs.pictures import RepairData
+    from legr_cli.settings import Pictures, Repair
 
-    settings = Repair(images=images, ridge=ridge, seed=seed)
+    given = RepairData(
+        data=data,
+        settings=Repair(images=images, ridge=ridge, seed=seed),
+        normalize=normalize,
+        pictures=Pictures(resize=resize, crop=crop),
+        download=download,
+    )
     with ProgressDisplay() as display:
         written = repair_files(
             networks,
             lambda name: open_network(name, arch),
-            lambda cut: open_network(dense, arch, input_shape=cut.input_shape, usual=cut.arch),
-            data,
+            lambda cut: open_network(
+                dense, arch, input_shape=cut.input_shape, weights=weights, usual=cut.arch
+            ),
+            given,
             out,
-            settings,
-            normalize=normalize,
-            download=download,
             force=force,
             command=command_line(),
             progress=display.report,

@@ -25,6 +25,7 @@ from legr_cli.channels.switches import evaluating, unchanged
 from legr_cli.cost import TensorsOnly, count_flops, count_params
 from legr_cli.deploy.names import file_names
 from legr_cli.deploy.pads import keep_pads_before_pools
+from legr_cli.deploy.part import part_of
 from legr_cli.deploy.verify import verified
 from legr_cli.errors import ModelError, OutputError, SettingError, first_line
 from legr_cli.files import is_one_file, require_folder, staged
@@ -56,6 +57,7 @@ def export(
     batch: int | None = None,
     opset: int = OPSET,
     input_shape: Sequence[int] | Shapes | None = None,
+    module: str | None = None,
 ) -> Exported:
     """Export a network to ONNX, and compare its output in ONNX Runtime with torch's.
 
@@ -70,6 +72,7 @@ def export(
         opset: Version of the ONNX operator set.
         input_shape: Shape of one image, such as `(3, 224, 224)`, or that of each input by name;
             modules from legr record theirs.
+        module: Export only this part of the network, such as `"backbone"`.
 
     Returns:
         The file, its size, and the difference between its output and torch's (None if the network
@@ -89,9 +92,9 @@ def export(
         raise OutputError(f"{target}: name a file that ends in {' or '.join(EXPORTERS)}")
     require_folder(target, "path")
     with staged() as files:
-        return export_network(
-            as_network(model, input_shape), target, files.file(target), batch, opset
-        )
+        network = as_network(model, input_shape)
+        part = network if module is None else part_of(network, module)
+        return export_network(part, target, files.file(target), batch, opset)
 
 
 def export_files(
@@ -101,6 +104,7 @@ def export_files(
     *,
     batch: int | None = None,
     opset: int = OPSET,
+    module: str | None = None,
     progress: Report = silent,
 ) -> list[Exported]:
     """Export networks to a folder, or one network to a file; on failure, nothing is written."""
@@ -111,7 +115,9 @@ def export_files(
             stage.folder(out)
         for name, path in zip(names, files, strict=True):
             progress(Status(f"exporting {name}"))
-            written.append(export_network(open_model(name), path, stage.file(path), batch, opset))
+            network = open_model(name)
+            part = network if module is None else part_of(network, module)
+            written.append(export_network(part, path, stage.file(path), batch, opset))
     return written
 
 
@@ -222,8 +228,7 @@ def _exported_program(
     except Exception as error:
         reason = first_line(error.__cause__ or error)
         part = network.module and (
-            "; in Python, legr_cli.export exports the pruned part alone: pass it "
-            f"model.get_submodule('{network.module}') and its input_shape"
+            f"; legr export --module {network.module} exports the pruned part alone"
         )
         raise ModelError(f"torch cannot export {network.arch} to ONNX: {reason}{part}") from error
     assert program is not None

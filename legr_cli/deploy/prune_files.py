@@ -4,6 +4,7 @@ import contextlib
 import re
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from legr_cli.deploy.board import Board, place_for
@@ -16,20 +17,10 @@ from legr_cli.models.network import Network, write_network
 from legr_cli.progress import Report, Status, silent
 from legr_cli.pruning import Analysis, Pruned, analyze, apply_plans, plans, resolve_ranking
 from legr_cli.ranking import Ranking
-from legr_cli.repairs.pictures import RepairImages, choose_pictures
+from legr_cli.repairs.pictures import RepairData, choose_pictures
 from legr_cli.repairs.repair import RepairResult, repair_network
-from legr_cli.settings import LayerShares, Prune, Repair, parse_align
+from legr_cli.settings import LayerShares, Prune, parse_align
 from legr_cli.targets import Target
-
-
-@dataclass(frozen=True)
-class RepairData:
-    """What to repair pruned networks with."""
-
-    data: str  # a SPEC
-    settings: Repair
-    normalize: str | None = None
-    download: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,17 +119,7 @@ def check_out(out: Path, checkpoint: str, targets: int) -> None:
 
 def _repaired(pruned: Pruned, dense: Network, repair: RepairData, progress: Report) -> RepairResult:
     """Repair a network that was just pruned, as `legr repair` does with its file."""
-
-    def pictures(of: Network) -> RepairImages:
-        return choose_pictures(
-            of,
-            repair.data,
-            repair.settings.images,
-            repair.settings.seed,
-            repair.normalize,
-            repair.download,
-        )
-
+    pictures = partial(choose_pictures, given=repair)
     return repair_network(pruned.network, dense, pictures, repair.settings, progress)
 
 

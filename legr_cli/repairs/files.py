@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from legr_cli.errors import LegrError, OutputError
@@ -10,9 +11,8 @@ from legr_cli.files import is_one_file, require_folder, staged
 from legr_cli.models.card import with_command
 from legr_cli.models.network import Network, write_network
 from legr_cli.progress import Report, Status, silent
-from legr_cli.repairs.pictures import choose_pictures
+from legr_cli.repairs.pictures import RepairData, choose_pictures
 from legr_cli.repairs.repair import RepairResult, check_repairable, repair_network
-from legr_cli.settings import Repair
 
 _SUFFIX = ".safetensors"
 
@@ -29,12 +29,9 @@ def repair_files(
     names: Sequence[str],
     opened: Callable[[str], Network],
     dense: Callable[[Network], Network],
-    data: str,
+    data: RepairData,
     out: Path,
-    settings: Repair,
     *,
-    normalize: str | None = None,
-    download: bool = False,
     force: bool = False,
     command: str | None = None,
     progress: Report = silent,
@@ -52,15 +49,8 @@ def repair_files(
             network = opened(name)
             try:
                 check_repairable(network, force)
-                result = repair_network(
-                    network,
-                    dense(network),
-                    lambda of: choose_pictures(
-                        of, data, settings.images, settings.seed, normalize, download
-                    ),
-                    settings,
-                    progress,
-                )
+                pictures = partial(choose_pictures, given=data)
+                result = repair_network(network, dense(network), pictures, data.settings, progress)
             except LegrError as error:
                 raise type(error)(f"{name}: {error}") from error
             written.append(RepairedFile(path, _write(result, stage.file(path), command)))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from legr_cli.data.batches import Serving, in_order
-from legr_cli.data.dataset import Data, open_pictures, own_data
+from legr_cli.data.dataset import Data, described, open_pictures, own_data
 from legr_cli.data.feed import parse_statistics
 from legr_cli.data.own import picture_rows
 from legr_cli.errors import DataError, SettingError
 from legr_cli.models.network import Network
+from legr_cli.settings import Pictures as PictureSettings
+from legr_cli.settings import Repair
 from legr_cli.shapes import image_shape
 
 HELD_OUT = 5  # one picture in so many is only used to judge the repair
@@ -30,6 +32,8 @@ class RepairImages:
     held_out: list[Tensor]
     about: dict[str, Any]  # what they are, for the network's notes
     notes: tuple[str, ...] = ()
+    shown: dict[str, Any] = field(default_factory=dict)  # statistics and pictures, for the notes
+    described: tuple[str, ...] = ()  # how images become inputs, in words
 
     @property
     def count(self) -> int:
@@ -37,24 +41,29 @@ class RepairImages:
         return sum(map(len, self.fit)) + sum(map(len, self.held_out))
 
 
-def choose_pictures(
-    network: Network,
-    data: Any,
-    images: int,
-    seed: int,
-    normalize: str | None = None,
-    download: bool = False,
-) -> RepairImages:
-    """Choose up to `images` pictures from a SPEC, a DataLoader, a tensor or batches.
+@dataclass(frozen=True, kw_only=True)
+class RepairData:
+    """What networks are repaired with; all but the first two are for a SPEC."""
+
+    data: Any  # a SPEC, a DataLoader, a tensor of images or batches
+    settings: Repair = field(default_factory=Repair)
+    normalize: str | None = None
+    pictures: PictureSettings = field(default_factory=PictureSettings)
+    download: bool = False
+
+
+def choose_pictures(network: Network, given: RepairData) -> RepairImages:
+    """Choose images at random, as the network takes them.
 
     Raises:
         DataError: There are fewer than two, or they do not fit the network.
     """
     size, notes = 4 * math.prod(image_shape(network.input_shape)), list[str]()
+    images = given.settings.images
     if images * size > MOST_BYTES:
         notes.append(f"using at most {MOST_BYTES // size} images: more do not fit in memory")
         images = MOST_BYTES // size
-    opened = _opened(network, data, images, seed, normalize, download)
+    opened = _opened(network, given, images)
     count = len(opened.train)
     if count < 2:
         raise DataError(f"repair needs at least 2 images, and {opened.spec} has {count}")
@@ -63,31 +72,38 @@ def choose_pictures(
     fit, judge = (list(_batches(opened, part, size)) for part in rows)
     card = opened.card
     about = {"kind": card["kind"], "sha256": card["sha256"], "images": count}
-    return RepairImages(fit, judge, about, tuple(notes))
+    shown = {"statistics": opened.feed.statistics, "pictures": opened.pictures}
+    return RepairImages(
+        fit,
+        judge,
+        about,
+        tuple(notes),
+        shown if opened.pictures else {},
+        tuple(described(opened)),
+    )
 
 
-def _opened(
-    network: Network, data: Any, images: int, seed: int, normalize: str | None, download: bool
-) -> Data:
+def _opened(network: Network, given: RepairData, images: int) -> Data:
     """Up to `images` pictures in random order, as training images."""
+    data, seed, shape = given.data, given.settings.seed, image_shape(network.input_shape)
     if isinstance(data, str):
-        statistics = parse_statistics(normalize) or network.notes.get("statistics")
-        shape = image_shape(network.input_shape)
         return open_pictures(
             data,
             shape,
             images,
             seed=seed,
-            statistics=statistics,
+            statistics=parse_statistics(given.normalize) or network.notes.get("statistics"),
+            pictures=given.pictures,
             recorded_pictures=network.notes.get("pictures"),
-            download=download,
+            download=given.download,
         )
-    if normalize is not None or download:
+    if replace(given, data="", settings=Repair()) != RepairData(data=""):
         raise SettingError(
-            "normalize and download need a SPEC: normalize data of your own in your dataset"
+            "normalize, resize, crop and download need a SPEC: prepare data of your own in your "
+            "dataset"
         )
     rows = picture_rows(data, images)
-    opened = own_data(rows, rows, image_shape(network.input_shape), None, seed=seed)
+    opened = own_data(rows, rows, shape, None, seed=seed)
     chosen = np.random.default_rng(seed).permutation(len(opened.train))[:images]
     return replace(opened, train=opened.train.pick(chosen))
 

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -21,7 +22,8 @@ from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Message, Report, reporting, silent
 from legr_cli.repairs.closeness import divergences
 from legr_cli.repairs.layers import RepairedLayer, repair_layers
-from legr_cli.repairs.pictures import RepairImages, choose_pictures
+from legr_cli.repairs.pictures import RepairData, RepairImages, choose_pictures
+from legr_cli.settings import Pictures as PictureSettings
 from legr_cli.settings import Repair
 from legr_cli.version import __version__
 
@@ -54,6 +56,8 @@ def repair(
     ridge: float = 0.1,
     seed: int = 0,
     normalize: str | None = None,
+    resize: str | None = None,
+    crop: float | None = None,
     download: bool = False,
     force: bool = False,
     progress: Report | None = None,
@@ -75,6 +79,9 @@ def repair(
             few images, a larger one such as 1 may work better.
         seed: Random seed that chooses the images.
         normalize: For a SPEC: mean and standard deviation, as `--normalize` takes them.
+        resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and
+            `crop` default to what the network's card records, or else to the dataset's usual.
+        crop: For `resize="crop"`: side of the central crop, relative to the resized image's.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         force: Also repair a network that is fine-tuned, which undoes the training.
         progress: Called with progress events, for example `print`.
@@ -103,11 +110,15 @@ def repair(
     teacher = as_network(dense, card.input_shape)
     check_repairable(network, force)
 
-    def pictures(of: Network) -> RepairImages:
-        return choose_pictures(of, data, images, seed, normalize, download)
-
+    given = RepairData(
+        data=data,
+        settings=settings,
+        normalize=normalize,
+        pictures=PictureSettings(resize=resize, crop=crop),
+        download=download,
+    )
     return repair_network(
-        network, teacher, pictures, settings, reporting(progress)
+        network, teacher, partial(choose_pictures, given=given), settings, reporting(progress)
     ).network.carried()
 
 
@@ -152,6 +163,8 @@ def _repair(
     progress: Report,
 ) -> RepairResult:
     """Repair a copy of `cut`, and judge it on the held-out pictures."""
+    for line in pictures.described:
+        progress(Message(line))
     repaired = copy.deepcopy(cut)
     layers = repair_layers(
         units,
@@ -187,7 +200,9 @@ def _repair(
     result = replace(network, model=put_back(network.model, network.module, cut))
     if helped:
         whole = put_back(network.model, network.module, repaired)
-        result = replace(network, model=whole, notes={**stays, "repaired": record})
+        result = replace(
+            network, model=whole, notes={**stays, **pictures.shown, "repaired": record}
+        )
     return RepairResult(
         result, helped, before, after, pictures.count, held_out, tuple(layers), tuple(notes)
     )

@@ -10,7 +10,8 @@ from PIL import Image
 
 from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch
-from legr_cli.repairs.pictures import choose_pictures
+from legr_cli.repairs.pictures import RepairData, choose_pictures
+from legr_cli.settings import Repair
 
 
 @pytest.mark.parametrize(("resize", "black_rows"), [("squash", 0), ("pad", 8), ("crop", 0)])
@@ -24,7 +25,8 @@ def test_pictures_are_resized_as_recorded(tmp_path: Path, resize: str, black_row
         "statistics": {"mean": [0.0] * 3, "std": [1.0] * 3},
     }
     network = Network(Residual(), Arch("residual"), (3, 16, 16), None, notes)
-    [image, *_] = torch.cat(choose_pictures(network, f"images:{tmp_path}", 4, 0).fit)
+    given = RepairData(data=f"images:{tmp_path}", settings=Repair(images=4))
+    [image, *_] = torch.cat(choose_pictures(network, given).fit)
     assert int((image.amax((0, 2)) < 1e-6).sum()) == black_rows
     darkest = float(image[0, 8, 0]) * 255
     assert darkest == pytest.approx({"crop": 92, "squash": 43, "pad": 43}[resize], abs=4)
