@@ -1,8 +1,9 @@
 """`legr_cli.repair`: a pruned network, the dense one and a few pictures → a network that works."""
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -141,6 +142,29 @@ def repair_network(
     progress: Report = silent,
 ) -> RepairResult:
     """Repair a network; `pictures` gives the pictures as the dense network takes them."""
+    with _memory_errors():
+        return _repair_network(network, dense, pictures, settings, progress)
+
+
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Raise a ModelError where memory does not suffice."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        raise ModelError("there is not enough memory for the repair: use fewer --images") from error
+
+
+def _repair_network(
+    network: Network,
+    dense: Network,
+    pictures: Callable[[Network], RepairImages],
+    settings: Repair,
+    progress: Report,
+) -> RepairResult:
+    """Repair a network whose pictures are still to be chosen."""
     check_origin(network, dense)
     model = in_single_precision(dense.model)
     with evaluating(model):

@@ -240,9 +240,10 @@ def test_inspect_names_layers_without_a_rule(
     (tmp_path / "mynet3.py").write_text(factory + "Odd = nets.PinnedByStandardised\n")
     monkeypatch.chdir(tmp_path)
     args = ("inspect", "random:mynet3:Odd", "--input", "3x16x16")
-    assert "pinned by Standardised (odd): stem (13), odd (23)" in legr(*args)
+    reason = "Standardised (odd), whose forward treats channels unlike that of Conv2d"
+    assert f"pinned by {reason}: stem (13), odd (23)" in legr(*args)
     pins = json.loads(legr(*args, "--json"))["pinned"]
-    assert {"layer": "odd", "channels": 23, "reason": "Standardised (odd)"} in pins
+    assert {"layer": "odd", "channels": 23, "reason": reason} in pins
 
 
 def test_the_lowest_target_can_be_asked_for(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import nets
 import pytest
 import torch
 from pictures import paint
-from running import fails, legr
+from running import ROOT, fails, legr
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -252,6 +255,31 @@ def test_bad_input_is_one_error(name: str, dense: nn.Module, smaller: nn.Module)
     assert len(str(caught.value).splitlines()) == 1
 
 
+SCARCE = """
+import resource, sys, torch, legr_cli, nets
+torch.set_num_threads(1)
+dense = nets.make("residual").float()
+small = legr_cli.prune(dense, (3, 96, 96), flops=0.6, align=1)
+pictures = torch.rand(900, 3, 96, 96)
+legr_cli.repair(small, dense, pictures[:4])  # imports what it needs
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + 2 * pictures.nbytes,) * 2)
+try:
+    legr_cli.repair(small, dense, pictures, images=900)
+except legr_cli.LegrError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory")
+def test_too_little_memory_is_one_error() -> None:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command, env = [sys.executable, "-c", SCARCE], {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert "not enough memory" in done.stdout
+    assert "--images" in done.stdout
+
+
 def test_force_repairs_what_is_fine_tuned(dense: nn.Module, smaller: nn.Module) -> None:
     usable = legr_cli.repair(trained(smaller), dense, images(), force=True)
     assert "training" not in card_of(usable).notes
@@ -278,10 +306,13 @@ def test_the_command(tmp_path: Path) -> None:
         notes = card_of(legr_cli.load(row["file"])).notes
         assert len(notes["commands"]) == 2
         assert notes["repaired"]["ridge"] == 0.1
-    shown = legr(
-        "repair", given[0], "--dense", dense, "--data", spec, "--out", tmp_path / "a.safetensors"
-    )
+        assert notes["pictures"]["resize"] == "crop"
+        assert notes["statistics"]["mean"] == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-3)
+    single = ("repair", given[0], *base[3:], "--resize", "squash")
+    shown = legr(*single, "--out", tmp_path / "a.safetensors")
     assert shown.splitlines()[-1].endswith("a.safetensors")
+    notes = card_of(legr_cli.load(tmp_path / "a.safetensors")).notes
+    assert notes["pictures"]["resize"] == "squash"
     fails_with = {
         "is a single file": (*base, "--out", tmp_path / "b.safetensors"),
         "would overwrite": (*base, "--out", cut),
