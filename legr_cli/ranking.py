@@ -104,7 +104,7 @@ def identity(filters: Filters) -> Ranking:
     """The ranking by the plain metric: α = 1, κ = 0."""
     counts = np.bincount(filters.layer, minlength=len(filters.names))
     rows = tuple(Row(n, int(c)) for n, c in zip(filters.names, counts, strict=True))
-    return Ranking(rows, method="norm")
+    return Ranking(rows, method="norm", metric=filters.metric)
 
 
 def affine(filters: Filters, genes: dict[str, np.ndarray]) -> Ranking:
@@ -112,7 +112,8 @@ def affine(filters: Filters, genes: dict[str, np.ndarray]) -> Ranking:
     rows = zip(
         identity(filters).rows, genes["alpha"].tolist(), genes["kappa"].tolist(), strict=True
     )
-    return Ranking(tuple(replace(row, alpha=a, kappa=k) for row, a, k in rows))
+    learned = tuple(replace(row, alpha=a, kappa=k) for row, a, k in rows)
+    return Ranking(learned, metric=filters.metric)
 
 
 def scored(filters: Filters, scores: np.ndarray, method: str) -> Ranking:
@@ -122,7 +123,7 @@ def scored(filters: Filters, scores: np.ndarray, method: str) -> Ranking:
         replace(row, scores=tuple(by_filter[filters.layer == i].tolist()))
         for i, row in enumerate(identity(filters).rows)
     )
-    return Ranking(tuple(rows), method)
+    return Ranking(tuple(rows), method, metric=filters.metric)
 
 
 def spread(filters: Filters) -> np.ndarray:
@@ -257,7 +258,9 @@ def _row(path: Path, entry: Any) -> Row:
 
 
 def check_ranking(ranking: Ranking, filters: Filters) -> None:
-    """Raise RankingError unless a ranking has exactly this network's layers, in order."""
+    """Raise RankingError unless a ranking has a known metric and exactly the layers, in order."""
+    if ranking.metric not in METRICS:
+        raise RankingError(f"unknown metric {ranking.metric!r}: expected {', '.join(METRICS)}")
     rows = {row.name: row for row in ranking.rows}
     matched = _matched("the ranking", rows, identity(filters), ranking.notes.get("arch"))
     if matched != ranking.rows:

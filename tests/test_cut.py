@@ -9,9 +9,20 @@ import torch
 from legr_cli.channels import couple
 from legr_cli.cost import price
 from legr_cli.cut import arrange, cut, floor
-from legr_cli.errors import BudgetError, SettingError
+from legr_cli.errors import BudgetError, RankingError, SettingError
 from legr_cli.models.registry import Arch, build
-from legr_cli.ranking import Ranking, Row, affine, collect_filters, identity, importance, level
+from legr_cli.ranking import (
+    METRICS,
+    Ranking,
+    Row,
+    affine,
+    check_ranking,
+    collect_filters,
+    identity,
+    importance,
+    level,
+    scored,
+)
 from legr_cli.settings import Align, parse_align
 from legr_cli.shapes import parse_input
 from legr_cli.targets import Target, parse_targets
@@ -33,6 +44,22 @@ def test_importance_is_the_sum_over_tied_filters() -> None:
     assert scores[unit] == pytest.approx(2 * norms[0] + 5 + 3 * norms[1] + 7)
     alone = units.unit_of(units.flow.layers["a"].out)[4]
     assert scores[alone] == pytest.approx(float(model.a.weight[4].detach().square().sum()))
+
+
+def test_rankings_name_their_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric is one entry of the table; rankings made with it say so, and unknown ones fail."""
+    monkeypatch.setitem(METRICS, "largest", lambda weight: weight.abs().amax(1))
+    model = nets.make("plain")
+    filters = collect_filters(couple(model, nets.INPUT), "largest")
+    assert filters.value[0] == pytest.approx(float(next(model.parameters())[0].abs().max()))
+    genes = {"alpha": np.ones(len(filters.names)), "kappa": np.zeros(len(filters.names))}
+    scores = np.ones(filters.units)
+    for ranking in (identity(filters), affine(filters, genes), scored(filters, scores, "taylor")):
+        assert ranking.metric == "largest"
+        check_ranking(ranking, filters)
+    monkeypatch.delitem(METRICS, "largest")
+    with pytest.raises(RankingError, match="'largest': expected squared-norm"):
+        check_ranking(ranking, filters)
 
 
 @pytest.mark.parametrize("name", ["plain", "residual", "resnet20"])

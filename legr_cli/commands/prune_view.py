@@ -114,11 +114,8 @@ def _notes(result: "PrunedFiles") -> list[str]:
     analysis, settings = result.analysis, result.settings
     notes = ["FLOPs by fvcore, one multiply-add = 1", f"align {settings.align}"]
     notes += [*_ranking_notes(result), *_setting_notes(analysis, settings, result.ranking.notes)]
-    gaps = [
-        written.pruned.target.value - _shares(result, written)[written.pruned.target.what]
-        for written in result.files
-        if not written.pruned.target.kind.timed
-    ]
+    reached = [(written.pruned.target, _shares(result, written)) for written in result.files]
+    gaps = [t.value - shares[t.what] for t, shares in reached if t.what in shares]
     if gaps and max(gaps) > 0.01:
         notes.append(
             f"alignment leaves up to {max(gaps):.1%} below the target; --align 1 comes closer"
