@@ -51,7 +51,9 @@ def test_rankings_name_their_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METRICS, "largest", lambda weight: weight.abs().amax(1))
     model = nets.make("plain")
     filters = collect_filters(couple(model, nets.INPUT), "largest")
-    assert filters.value[0] == pytest.approx(float(next(model.parameters())[0].abs().max()))
+    assert filters.value[0] == pytest.approx(
+        float(next(model.parameters())[0].detach().abs().max())
+    )
     genes = {"alpha": np.ones(len(filters.names)), "kappa": np.zeros(len(filters.names))}
     scores = np.ones(filters.units)
     for ranking in (identity(filters), affine(filters, genes), scored(filters, scores, "taylor")):
