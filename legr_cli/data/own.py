@@ -308,5 +308,7 @@ def _sha256(batches: Iterable[Batch]) -> str:
     for batch in batches:
         for tensor in batch:
             whole.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
-            whole.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+            whole.update(
+                tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
     return whole.hexdigest()
