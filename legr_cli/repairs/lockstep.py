@@ -17,7 +17,7 @@ from legr_cli.channels.ops import OpKind, in_place, kind_of
 from legr_cli.channels.structures import tensors
 from legr_cli.channels.surgery import DENSE_NODES
 
-MEMORY = 3 << 29  # bytes of values kept between two layers, for all pictures
+MEMORY = 1 << 30  # bytes of values kept between two layers, for all pictures
 DENSE_MEMORY = 1 << 30  # bytes of the dense network's values kept for further pruned networks
 
 Values = dict[fx.Node, Any]
