@@ -27,6 +27,7 @@ _LABELS = {  # header fields that must match on resume, and what to call them in
     "input": "--input",
     "settings": "",
     "data": "the data",
+    "task": "the task (--score, --loss, or the kind of data)",
     "statistics": "--normalize",
     "pictures": "how images are prepared (--resize, --crop, --random-crop, --flip)",
 }
@@ -170,16 +171,23 @@ def is_accuracy(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) < math.inf
 
 
+def is_scored(line: Line) -> bool:
+    """Whether a line has an accuracy, or the score and the figures of another task."""
+    figures = line.get("figures", {})
+    is_valid = isinstance(figures, dict) and all(map(is_accuracy, figures.values()))
+    return is_valid and is_accuracy(line.get("accuracy", line.get("score")))
+
+
 def is_loss(value: Any) -> bool:
     """Whether this is a finite number, or None, which stands for a NaN or infinite loss."""
     return value is None or (isinstance(value, int | float) and abs(value) < math.inf)
 
 
 def is_score(value: Any) -> bool:
-    """Whether this is an evaluation result: accuracy, loss and number of images."""
+    """Whether this is an evaluation result: a score, a loss and a number of images."""
     return (
         isinstance(value, dict)
-        and is_accuracy(value.get("accuracy"))
+        and is_scored(value)
         and is_loss(value.get("loss"))
         and type(value.get("images")) is int
     )

@@ -196,7 +196,7 @@ def _complete_piece(
         "dense_flops": run.analysis.flops,
         "params": pruned.params,
         "before": before["accuracy"],
-        "accuracy": after.accuracy,
+        "accuracy": after.value,
         "images": after.images,
         "pruning": result.effort.line(),
         "tuning": _tuning_effort(context, training).line(),

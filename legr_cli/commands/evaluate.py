@@ -1,6 +1,7 @@
 """`legr evaluate`."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,14 +22,33 @@ def evaluate(
         ),
     ],
     data: options.Data,
+    against: Annotated[
+        str | None,
+        setting(
+            options.IMAGES,
+            "CHECKPOINT",
+            "Measure how close the outputs are to those of this network, such as the dense one. "
+            "Labels are not used, and images:DIR is enough.",
+        ),
+    ] = None,
+    against_arch: Annotated[
+        str | None,
+        setting(
+            options.IMAGES,
+            "NAME",
+            "Architecture of the network to compare with, if its file does not record it.",
+            "same as the network's",
+        ),
+    ] = None,
     split: Annotated[
-        str,
+        str | None,
         setting(
             options.IMAGES,
             "test|val",
             "Images to evaluate on: the test images, or the held-out validation images.",
+            "test; val for images:DIR",
         ),
-    ] = "test",
+    ] = None,
     recalibrate: Annotated[
         bool,
         flag(
@@ -65,6 +85,9 @@ def evaluate(
             help="Also write the results to this .json file, for legr report.",
         ),
     ] = None,
+    score: options.ScoreFunction = None,
+    loss: options.LossFunction = None,
+    ignore_index: options.IgnoreIndex = 255,
     normalize: options.Normalize = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
@@ -79,29 +102,36 @@ def evaluate(
 ) -> None:
     """Measure the accuracy of one or more networks, dense or pruned.
 
-    Shows top-1 and top-5 accuracy, the loss and the FLOPs of each network, and how its images were
-    preprocessed.
+    Shows the score, the loss and the FLOPs of each network, and how its images were preprocessed.
+    The score is accuracy for labeled images, mean IoU for pairs:DIR, a function of your own with
+    --score, and closeness to another network with --against, which needs no labels.
 
     Examples:
 
       legr evaluate nets/*.safetensors --data cifar10:DIR --recalibrate
 
       legr evaluate dense.pth --arch resnet56 --data cifar10:DIR
+
+      legr evaluate small.safetensors --against dense.pth --data images:DIR
     """
     from legr_cli.commands.evaluate_view import show_scores
     from legr_cli.commands.output import spinner
-    from legr_cli.models.network import in_single_precision
+    from legr_cli.models.network import Network, in_single_precision, open_network
     from legr_cli.models.peers import open_peers
     from legr_cli.shapes import parse_input
     from legr_cli.training.evaluate import evaluate_each
 
     images = options.images_from(locals())
+    task = options.task_from(locals(), images, against is not None)
     names: list[str] = []  # in the order in which the networks are opened
     with spinner("loading") as update:
 
         def opening(name: str) -> None:
             names.append(name)
             update(f"evaluating {name} ({len(names)} of {len(networks)})")
+
+        def compared(name: str, peer: Network) -> Network:
+            return open_network(name, against_arch, None, peer.input_shape, usual=peer.arch)
 
         peers = open_peers(
             networks, arch, classes, parse_input(input_shape), weights, on_open=opening
@@ -110,6 +140,8 @@ def evaluate(
             (replace(peer, model=in_single_precision(peer.model)) for _, peer in peers),
             images,
             split=split,
+            against=None if against is None else partial(compared, against),
+            task=task,
             recalibrated=recalibrate,
             batch_size=batch_size,
             seed=seed,
@@ -117,4 +149,4 @@ def evaluate(
         )
         scores = dict(zip(names, list(found), strict=True))
     rows = [(name, scores[name]) for name in networks]
-    show_scores(rows, data, split, recalibrate, as_json, out)
+    show_scores(rows, data, recalibrate, as_json, out)

@@ -62,6 +62,9 @@ def finetune(
             "transfer a network to your own images.",
         ),
     ] = False,
+    score: options.ScoreFunction = None,
+    loss: options.LossFunction = None,
+    ignore_index: options.IgnoreIndex = 255,
     normalize: options.Normalize = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
@@ -97,10 +100,10 @@ def finetune(
 ) -> None:
     """Fine-tune a pruned or dense network, or train one from scratch.
 
-    Keeps the weights of the epoch with the highest accuracy on held-out validation images, and
-    evaluates only those on the test images. An interrupted run can be resumed with --resume from
-    its last complete epoch; the result matches an uninterrupted one. To train on several GPUs:
-    torchrun --nproc-per-node N -m legr_cli finetune …
+    Keeps the weights of the epoch with the best score on held-out validation images, and evaluates
+    only those on the test images. With a --teacher, images need no labels (images:DIR). An
+    interrupted run can be resumed with --resume from its last complete epoch; the result matches an
+    uninterrupted one. To train on several GPUs: torchrun --nproc-per-node N -m legr_cli finetune …
 
     Examples:
 
@@ -120,6 +123,7 @@ def finetune(
 
     settings = training_options.training_settings(locals())
     images = options.images_from(locals())
+    task = options.task_from(locals(), images)
     shape = parse_input(input_shape)
     source = NetworkSource(checkpoint, arch, classes, shape, new_head, weights)
     with resumable() as display:
@@ -129,6 +133,7 @@ def finetune(
             settings,
             RunFiles(out, resume, force),
             teacher=None if teacher is None else (teacher, teacher_arch),
+            task=task,
             device=device,
             compiled=compiled,
             loaders=loaders,

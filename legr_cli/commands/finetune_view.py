@@ -1,4 +1,4 @@
-"""Output of `legr finetune`: accuracies before and after, or JSON; and the list of recipes."""
+"""Output of `legr finetune`: scores before and after, or JSON; and the list of recipes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,22 +29,26 @@ def show_recipes() -> None:
 
 
 def show_trained(result: "FinetuneResult", data: str, out: Path, as_json: bool) -> None:
-    """Print accuracies to stderr and the file name to stdout, or everything as JSON."""
+    """Print scores to stderr and the file name to stdout, or everything as JSON."""
     if result.complete_before:
         output.print_notes("training is already complete")
     if as_json:
         output.print_json(_as_json(result, out))
         return
-    table = output.table("Accuracy", "network", "validation", "test", left=("network",))
-    table.add_row("before", f"{result.before.accuracy:.2%}", "")
+    from legr_cli.training.scores import headline, shown
+
+    name = headline(result.before.line())
+    title = name[:1].upper() + name[1:]
+    table = output.table(title, "network", "validation", "test", left=("network",))
+    table.add_row("before", shown(result.before.line()), "")
     after = f"after epoch {result.best_epoch} of {result.epochs}"
     scores = (result.validation, result.test)
-    shown = ("" if score is None else f"{score.accuracy:.2%}" for score in scores)
-    table.add_row(after if result.epochs else "after recalibration", *shown)
+    cells = ("" if score is None else shown(score.line()) for score in scores)
+    table.add_row(after if result.epochs else "after recalibration", *cells)
     output.print_table(output.console(), table)
     held_out = result.validation
-    if held_out is not None and held_out.accuracy < result.before.accuracy:
-        note = "validation accuracy stayed below its value before training"
+    if held_out is not None and held_out.value < result.before.value:
+        note = f"validation {name} stayed below its value before training"
         output.print_notes(f"{note}: try a lower --lr or more --epochs")
     if result.test is None:
         output.print_notes(f"{data} has no test images")

@@ -11,6 +11,7 @@ from legr_cli.commands.options import setting
 
 if TYPE_CHECKING:
     from legr_cli.settings import Search
+    from legr_cli.training.tasks import Task
 
 _SEARCH = "Search"
 
@@ -34,7 +35,7 @@ def learn(
             _SEARCH,
             "SHARE,…",
             "Share of the FLOPs at which candidates are compared; use the lowest target you plan "
-            "to prune to. Several shares (0.2,0.4) compare by mean accuracy.",
+            "to prune to. Several shares (0.2,0.4) compare by mean score.",
         ),
     ] = "0.2",
     candidates: Annotated[int, setting(_SEARCH, "N", "Number of candidates to evaluate.")] = 400,
@@ -79,7 +80,7 @@ def learn(
             "give the same ranking.",
         ),
     ] = 0,
-    fitness: options.Fitness = "finetune",
+    fitness: options.Fitness = None,
     steps: options.Steps = None,
     batch_size: Annotated[
         int, setting(options.CANDIDATES, "N", "Number of images per batch.")
@@ -91,6 +92,9 @@ def learn(
     align: options.Align = "auto",
     keep: options.Keep = None,
     min_keep: options.LayerMinKeep = None,
+    score: options.ScoreFunction = None,
+    loss: options.LossFunction = None,
+    ignore_index: options.IgnoreIndex = 255,
     normalize: options.Normalize = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
@@ -134,7 +138,7 @@ def learn(
 
       legr learn dense.safetensors --data cifar10:DIR --out ranking.json
 
-      legr learn drone.pth --arch drone:build --data folder:DIR --out r.json
+      legr learn drone.pth --arch drone:build --data images:DIR --out r.json
     """
     from legr_cli.commands.invocation import command_line
     from legr_cli.commands.learn_view import show_learned
@@ -144,7 +148,8 @@ def learn(
     from legr_cli.shapes import parse_input
 
     given = locals()
-    settings, images, shape = _settings(given), options.images_from(given), parse_input(input_shape)
+    images, shape = options.images_from(given), parse_input(input_shape)
+    task, settings = options.task_from(given, images), _settings(given, images.task)
     with resumable() as display:
         result = learn_network(
             lambda: open_network(checkpoint, arch, classes, shape, weights=weights, module=module),
@@ -153,6 +158,7 @@ def learn(
             out,
             resume=resume,
             force=force,
+            task=task,
             device=device,
             cluster=cluster,
             all_workers=workers is None,
@@ -162,8 +168,9 @@ def learn(
     show_learned(result, out, _prune_command(given), as_json)
 
 
-def _settings(given: dict[str, Any]) -> "Search":
+def _settings(given: dict[str, Any], task: "Task") -> "Search":
     """The settings of the search, from the options."""
+    from legr_cli.search.fitness import default_fitness
     from legr_cli.settings import Search, parse_align, parse_min_keep
     from legr_cli.targets import parse_targets
 
@@ -173,6 +180,7 @@ def _settings(given: dict[str, Any]) -> "Search":
         given,
         min_keep=min_keep,
         min_keep_layers=layers,
+        fitness=given["fitness"] or default_fitness(task),
         flops=tuple(target.value for target in parse_targets("flops", given["flops"])),
         align=parse_align(given["align"]),
         workers=1 if given["workers"] is None else given["workers"],

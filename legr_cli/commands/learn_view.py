@@ -1,5 +1,6 @@
-"""Output of `legr learn`: accuracies before and after, or JSON."""
+"""Output of `legr learn`: scores before and after, or JSON."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,25 +13,27 @@ if TYPE_CHECKING:
 
 
 def show_learned(result: "LearnResult", out: Path, next_step: str, as_json: bool) -> None:
-    """Print accuracies to stderr and the ranking's name to stdout, or everything as JSON."""
-    from legr_cli.training.scores import finite_or_none
+    """Print scores to stderr and the ranking's name to stdout, or everything as JSON."""
+    from legr_cli.training.scores import finite_or_none, format_figure
 
     if as_json:
         output.print_json(_as_json(result, out))
         return
     more = () if result.best.divergence is None else ("divergence",)
-    columns = ("network", "accuracy", "loss", *more)
-    table = output.table("Accuracy on the validation images", *columns, left=("network",))
+    names = tuple(result.best.figures)
+    columns = ("network", *names, "loss", *more)
+    table = output.table("Scores on the validation images", *columns, left=("network",))
     shares = percents(result.settings.flops)
     dense = result.dense
-    rows: list[tuple[str, float, float | None, float | None]]
-    rows = [("dense", dense.accuracy, finite_or_none(dense.loss), 0.0)]
+    rows: list[tuple[str, Mapping[str, float], float | None, float | None]]
+    rows = [("dense", dense.figures, finite_or_none(dense.loss), 0.0)]
     for name, score in (("α = 1, κ = 0", result.identity), ("learned", result.best)):
         if score is not None:
-            scores = score.accuracy, score.loss, score.divergence
+            scores = score.figures, score.loss, score.divergence
             rows.append((f"{shares} FLOPs, {name}", *scores))
-    for name, accuracy, loss, divergence in rows:
-        cells = (name, f"{accuracy:.2%}", _number(loss), _number(divergence))
+    for name, figures, loss, divergence in rows:
+        shown = [format_figure(key, figures[key]) if key in figures else "" for key in names]
+        cells = (name, *shown, _number(loss), _number(divergence))
         table.add_row(*cells[: len(columns)])
     output.print_table(output.console(), table)
     output.print_notes(

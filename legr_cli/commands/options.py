@@ -12,6 +12,7 @@ from legr_cli.search.fitness import FITNESS
 
 if TYPE_CHECKING:
     from legr_cli.training.inputs import Images
+    from legr_cli.training.tasks import Task
 
 NETWORK, IMAGES, PRUNING, HARDWARE = "Network", "Images", "Pruning", "Hardware"
 CANDIDATES, BOARD, REPAIR = "Candidate fitness", "Remote board", "Repair"
@@ -59,7 +60,24 @@ def images_from(given: dict[str, Any]) -> "Images":
         hold_out=not given.get("all_images"),
         pictures=settings_from(Pictures, given),
         ignore_class_names=given["ignore_class_names"],
+        ignore_index=given.get("ignore_index", 255),
     )
+
+
+def task_from(given: dict[str, Any], images: "Images", against: bool = False) -> "Task":
+    """The task that the data implies, with the user's own --loss and --score.
+
+    `against`: the targets are the outputs of another network, whatever the data.
+    """
+    from legr_cli.models.registry import imported
+    from legr_cli.training.tasks import CLOSENESS, task_for
+
+    def function(name: str) -> Any:
+        text = given[name]
+        return text and imported(f"--{name}", text, name, "a function of outputs and targets")
+
+    usual = CLOSENESS if against else images.task
+    return task_for(function("loss"), function("score"), usual)
 
 
 def within(name: str, least: int, most: int) -> Callable[[int | None], int | None]:
@@ -160,8 +178,10 @@ Data = Annotated[
         metavar="SPEC",
         show_default=False,
         rich_help_panel=IMAGES,
-        help="Dataset: cifar10:DIR, cifar100:DIR, imagenet:DIR, cub200:DIR, folder:DIR "
-        "(train/CLASS/*.jpg, with optional val/ and test/), or digits (bundled with legr).",
+        help="Dataset: folder:DIR (train/CLASS/*.jpg, with optional val/ and test/), pairs:DIR "
+        "(train/*.jpg with label pictures train-labels/*.png, for segmentation), images:DIR (any "
+        "folder of images without labels), cifar10:DIR, cifar100:DIR, imagenet:DIR, cub200:DIR, or "
+        "digits (bundled with legr).",
     ),
 ]
 Pictures = Annotated[
@@ -173,7 +193,40 @@ Pictures = Annotated[
         rich_help_panel=IMAGES,
         help="Images without labels: images:DIR, any folder, searched recursively; or a dataset, "
         "whose labels are ignored: cifar10:DIR, cifar100:DIR, imagenet:DIR, cub200:DIR, "
-        "folder:DIR, or digits (bundled with legr).",
+        "folder:DIR, pairs:DIR, or digits (bundled with legr).",
+    ),
+]
+ScoreFunction = Annotated[
+    str | None,
+    typer.Option(
+        "--score",
+        metavar="MODULE:FUNCTION",
+        show_default=False,
+        rich_help_panel=IMAGES,
+        help="Score of your own: a function of outputs and targets that returns the mean over a "
+        "batch, higher is better. Defaults to accuracy; to mean IoU for pairs:DIR; without labels, "
+        "to how close the outputs are to the dense network's.",
+    ),
+]
+LossFunction = Annotated[
+    str | None,
+    typer.Option(
+        "--loss",
+        metavar="MODULE:FUNCTION",
+        show_default=False,
+        rich_help_panel=IMAGES,
+        help="Loss of your own: a function of outputs and targets that returns the mean over a "
+        "batch. Defaults to cross entropy.",
+    ),
+]
+IgnoreIndex = Annotated[
+    int,
+    typer.Option(
+        "--ignore-index",
+        metavar="N",
+        callback=within("--ignore-index", 0, 65_535),
+        rich_help_panel=IMAGES,
+        help="With pairs:DIR: class number of the pixels that do not count.",
     ),
 ]
 Normalize = Annotated[
@@ -305,7 +358,7 @@ MinKeep = Annotated[
     ),
 ]
 Fitness = Annotated[
-    str,
+    str | None,
     setting(
         CANDIDATES,
         "|".join(FITNESS),
@@ -313,6 +366,7 @@ Fitness = Annotated[
         "only re-estimate its BatchNorm statistics at a fraction of the cost (bn), repair it in "
         "closed form and compare its outputs with the dense network's (repair), or not at all "
         "(none).",
+        "finetune; repair for images without labels",
     ),
 ]
 Steps = Annotated[

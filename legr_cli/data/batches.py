@@ -10,17 +10,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from legr_cli.data.dataset import Part
 from legr_cli.data.feed import Feed
-from legr_cli.data.pixels import as_array, read_image
+from legr_cli.data.pixels import IGNORED, as_array, read_image, read_labels
 from legr_cli.errors import DataError
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, Any]  # images, and labels or other targets
+_NEAREST = int(Image.Resampling.NEAREST)
 
 
 @dataclass(frozen=True)
@@ -162,23 +165,47 @@ class _Files(Dataset[Any]):
         """One image and its label; random transforms depend only on the seed and the row."""
         path = self.part.root / self.part.files[self.part.index[row]]
         image = read_image(path, self.feed.shape[0])
+        labels = None if self.part.maps is None else self._labels(row, image)
         if not self.whole:
             image = self.feed.fitting(image, path)
+            labels = labels and self.feed.fitting(labels, path, _NEAREST, IGNORED)
+        mask = [] if labels is None else [_as_mask(labels)]
         if self.vary is not None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed + row)
-                image = self.vary(image)
-        return torch.from_numpy(as_array(image).copy()), int(self.part.labels[row])
+                varied = self.vary(image, *mask)
+            image, *mask = varied if mask else [varied]
+        pixels = torch.from_numpy(as_array(image).copy())
+        return pixels, mask[0].data.long() if mask else int(self.part.labels[row])
+
+    def _labels(self, row: int, image: Image.Image) -> Image.Image:
+        """The label picture of an image."""
+        maps = self.part.maps
+        assert maps is not None
+        path = self.part.root / maps.files[self.part.index[row]]
+        labels = read_labels(path, maps.ignored, maps.classes)
+        if labels.size != image.size:
+            sizes = ("x".join(map(str, size)) for size in (labels.size, image.size))
+            raise DataError("{} is {}, but its image is {}".format(path, *sizes))
+        return labels
+
+
+def _as_mask(labels: Image.Image) -> Any:
+    """A label picture as torchvision's transforms know it: they crop and mirror it alike."""
+    from torchvision.tv_tensors import Mask
+
+    return Mask(torch.from_numpy(np.array(labels)))
 
 
 def _variation(feed: Feed) -> Any:
     """torchvision's transform that varies a training picture; None if nothing is varied."""
     from torchvision.transforms import v2
+    from torchvision.tv_tensors import Mask
 
-    side = feed.shape[1:]
+    side, fill = feed.shape[1:], {Mask: IGNORED, "others": 0}
     crops = {
         "none": [],
-        "padded": [v2.RandomCrop(side, padding=_padding(side[0]))],
+        "padded": [v2.RandomCrop(side, padding=_padding(side[0]), fill=fill)],
         "resized": [v2.RandomResizedCrop(side)],
     }
     steps = [*crops[feed.random_crop], *[v2.RandomHorizontalFlip()] * feed.flip]

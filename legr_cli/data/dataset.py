@@ -12,13 +12,22 @@ import numpy as np
 
 from legr_cli.data.feed import STATISTICS, Feed, mean_std
 from legr_cli.data.own import OwnPart, Rows
-from legr_cli.data.pixels import Pixels, decoded, refitted, state_of, stored
+from legr_cli.data.pixels import IGNORED, Pixels, decoded, refitted, state_of, stored
 from legr_cli.data.preparation import earlier, fits_in_memory, resolved, sizes_in, usual
 from legr_cli.data.sources import Arrays, Listing, Split, find
 from legr_cli.errors import DataError
 from legr_cli.settings import Pictures
 
 VALIDATION = 0.1  # fraction of the training images held out for validation
+
+
+@dataclass(frozen=True)
+class LabelMaps:
+    """Label pictures beside the files of a part."""
+
+    files: tuple[str, ...]  # one for each of the part's files
+    classes: int
+    ignored: int  # class number of pixels that do not count
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,7 @@ class Part:
     root: Path = Path()
     files: tuple[str, ...] = ()
     own: OwnPart | None = None
+    maps: LabelMaps | None = None  # label pictures, if targets are such
 
     def __len__(self) -> int:
         return len(self.index)
@@ -87,6 +97,7 @@ class Data:
             "classes": len(self.classes),
             "sha256": _fingerprint(self.classes, self.train, self.validation),
             "images": {"train": len(self.train), "validation": len(self.validation)},
+            **({} if self.train.maps is None else {"ignore_index": self.train.maps.ignored}),
             "split": {
                 **self.split_by,
                 "sha256": hashlib.sha256(self.validation.index.tobytes()).hexdigest(),
@@ -104,27 +115,26 @@ def open_data(
     recorded_pictures: Any = None,
     download: bool = False,
     hold_out: bool = True,
+    classes: int = 0,
+    ignore_index: int = IGNORED,
 ) -> Data:
     """Read the dataset that `spec` names and prepare it for a network.
 
     A tenth of the training images is held out for validation, unless the dataset has a validation
     split. With `hold_out=False` the same images are still used for validation, but also trained on.
     Choices that `pictures` leaves open are those of `recorded_pictures`, from the network's file,
-    or the dataset's defaults.
+    or the dataset's defaults. `classes` and `ignore_index` are for label pictures.
     """
     _check_image_shape(input_shape)
     name, kind, source = find(spec, download)
-    if not kind.labels:
-        raise DataError(
-            f"--data {spec}: these images have no labels, and only legr repair works without them; "
-            "pass folder:DIR with train/CLASS/*.jpg"
-        )
     original = source.splits["train"]
     sizes = sizes_in(original)
     usually = usual(kind, original, input_shape, sizes)
     chosen = resolved(pictures or Pictures(), recorded_pictures, usually, original, spec)
     feed = _feed(input_shape, statistics or STATISTICS[kind.statistics], chosen)
-    parts = {key: _part(split, feed, spec) for key, split in source.splits.items()}
+    parts = {
+        key: _part(split, feed, spec, classes, ignore_index) for key, split in source.splits.items()
+    }
     train, validation = parts["train"], parts.get("val")
     has_validation = validation is not None
     if has_validation and not hold_out:
@@ -137,7 +147,7 @@ def open_data(
         split_by = {"share": None, "seed": None}
     return Data(
         spec,
-        source.classes,
+        source.classes or tuple(map(str, range(classes))),
         train,
         validation,
         parts.get("test"),
@@ -203,7 +213,8 @@ def _check_image_shape(shape: tuple[int, ...]) -> None:
 def _pick(split: Split, rows: np.ndarray) -> Split:
     """Some images of a split, before any is decoded."""
     if isinstance(split, Listing):
-        return Listing(split.root, tuple(split.files[row] for row in rows), split.labels[rows])
+        files, maps = (tuple(of[row] for row in rows if of) for of in (split.files, split.maps))
+        return Listing(split.root, files, split.labels[rows], maps)
     return Arrays(split.pixels[rows], split.labels[rows])
 
 
@@ -262,8 +273,10 @@ def _fingerprint(classes: tuple[str, ...], *parts: Part) -> str:
             digest.update(hashlib.sha256(part.pixels.array[part.index].tobytes()).digest())
             continue
         for row in part.index:
-            name = part.files[row]
-            digest.update(os.fsencode(f"{name} {state_of(part.root / name).st_size}\n"))
+            for names in (part.files, () if part.maps is None else part.maps.files):
+                if names:
+                    size = state_of(part.root / names[row]).st_size
+                    digest.update(os.fsencode(f"{names[row]} {size}\n"))
     return digest.hexdigest()
 
 
@@ -315,11 +328,16 @@ def split_off(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, 
     return np.setdiff1d(np.arange(len(labels)), held_out), held_out
 
 
-def _part(split: Split, feed: Feed, spec: str) -> Part:
+def _part(
+    split: Split, feed: Feed, spec: str, classes: int = 0, ignore_index: int = IGNORED
+) -> Part:
     """Make a part of a split: decoded if its images are small, else read from files."""
     index = np.arange(len(split.labels))
     if not isinstance(split, Listing):
         return Part(split.labels, index, _shared(split.pixels, feed, spec))
+    if split.maps and classes:
+        maps = LabelMaps(split.maps, classes, ignore_index)
+        return Part(split.labels, index, None, split.root.resolve(), split.files, maps=maps)
     if fits_in_memory(split, feed.shape) and feed.random_crop != "resized":
         pixels = decoded(split.root, split.files, feed.shape[0], feed.fitting)
         return Part(split.labels, index, pixels)

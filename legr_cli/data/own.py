@@ -26,6 +26,7 @@ class Rows(Protocol):
     """Images and targets that can be read in any order."""
 
     kind: str
+    labelled: bool  # whether there are targets; if not, they are zeros
     shape: tuple[int, ...]  # of one image
     classes: tuple[str, ...]  # their names, where the data knows them
 
@@ -68,18 +69,40 @@ def own_rows(data: Any, name: str = "data") -> Rows:
         DataError: It is none of the accepted kinds, is empty, or its batches are not pairs of
             tensors of one shape.
     """
+    if isinstance(data, Tensor):
+        return TensorRows(*_without_targets(data, name), labelled=False)
     if isinstance(data, Sequence) and len(data) == 2 and all(isinstance(t, Tensor) for t in data):
         return TensorRows(*as_pair(data, name))
     if isinstance(data, DataLoader) and data.batch_sampler is not None and _has_rows(data.dataset):
-        return DatasetRows(data.dataset, data.collate_fn, data.num_workers, name)
+        return _dataset_rows(data.dataset, data.collate_fn, data.num_workers, name)
     if isinstance(data, Dataset) and _has_rows(data):
-        return DatasetRows(data, default_collate, 0, name)
-    if isinstance(data, str | bytes | dict | Tensor) or not isinstance(data, Iterable):
+        return _dataset_rows(data, default_collate, 0, name)
+    if isinstance(data, str | bytes | dict) or not isinstance(data, Iterable):
         raise DataError(
-            f"{name} must be a SPEC such as 'cifar10:DIR', a DataLoader, a pair of tensors or an "
-            f"iterable of (images, targets), got {type(data).__name__}"
+            f"{name} must be a SPEC such as 'cifar10:DIR', a DataLoader, tensors of images and "
+            "targets, a tensor of images, or an iterable of batches of either, got "
+            f"{type(data).__name__}"
         )
     return _in_memory(data, name)
+
+
+def _dataset_rows(
+    dataset: Any, collate: Callable[..., Any], workers: int, name: str
+) -> "DatasetRows":
+    """Rows of a dataset, with its targets if it has some."""
+    try:
+        first = collate([dataset[0]]) if len(dataset) else None
+    except Exception as error:
+        raise DataError(f"{name} cannot be read: {first_line(error)}") from error
+    if _is_alone(first):
+        return DatasetRows(dataset, _PicturesOnly(collate, name), workers, name, labelled=False)
+    return DatasetRows(dataset, collate, workers, name)
+
+
+def _is_alone(batch: Any) -> bool:
+    """Whether a batch is images without targets."""
+    is_one = isinstance(batch, Sequence) and len(batch) == 1 and isinstance(batch[0], Tensor)
+    return is_one or isinstance(batch, Tensor)
 
 
 def picture_rows(data: Any, most: int, name: str = "data") -> Rows:
@@ -142,8 +165,12 @@ def _has_rows(dataset: Any) -> bool:
 
 def _in_memory(data: Iterable[Any], name: str) -> "TensorRows":
     """Read all batches once and keep them."""
+    labelled = True
     try:
-        batches = [as_pair(batch, name) for batch in data]
+        batches = list[Batch]()
+        for batch in data:
+            labelled = labelled and not _is_alone(batch)
+            batches.append(as_pair(batch, name) if labelled else _without_targets(batch, name))
     except DataError:
         raise
     except Exception as error:
@@ -157,7 +184,7 @@ def _in_memory(data: Iterable[Any], name: str) -> "TensorRows":
         images, targets = (torch.cat([t.cpu() for t in parts]) for parts in pairs)
     except RuntimeError as error:
         raise DataError(f"{name} has targets whose shapes differ: {first_line(error)}") from error
-    return TensorRows(images, targets)
+    return TensorRows(images, targets, labelled)
 
 
 class TensorRows:
@@ -166,8 +193,9 @@ class TensorRows:
     kind = "tensors"
     classes: tuple[str, ...] = ()
 
-    def __init__(self, images: Tensor, targets: Tensor) -> None:
+    def __init__(self, images: Tensor, targets: Tensor, labelled: bool = True) -> None:
         self.images, self.targets = images.detach().cpu(), targets.detach().cpu()
+        self.labelled = labelled
         self.shape = tuple(images.shape[1:])
 
     def __len__(self) -> int:
@@ -188,8 +216,16 @@ class DatasetRows:
 
     kind = "loader"
 
-    def __init__(self, dataset: Any, collate: Callable[..., Any], workers: int, name: str) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[..., Any],
+        workers: int,
+        name: str,
+        labelled: bool = True,
+    ) -> None:
         self.dataset, self.collate, self.workers, self.name = dataset, collate, workers, name
+        self.labelled = labelled
         if not len(dataset):
             raise DataError(f"{name} is empty: its dataset has no images")
         self.shape = tuple(next(self.batches([[0]], 0, 0))[0].shape[1:])

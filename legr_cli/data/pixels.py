@@ -19,6 +19,10 @@ from PIL import Image, ImageOps
 
 from legr_cli.errors import DataError, first_line
 
+IGNORED = 255  # in label pictures as networks see them: a pixel that does not count
+_LABEL_MODES = {"1", "L", "P", "I", "I;16"}
+_BILINEAR = int(Image.Resampling.BILINEAR)
+
 
 class Pixels:
     """A uint8 array of N × C × H × W; if it is mapped from a file, only the path is pickled."""
@@ -62,6 +66,28 @@ def read_image(path: Path, channels: int) -> Image.Image:
         ) from error
 
 
+def read_labels(path: Path, ignored: int, classes: int) -> Image.Image:
+    """Read a label picture, a class number for each pixel; pixels that do not count become 255."""
+    try:
+        with Image.open(path) as file:
+            numbers = np.asarray(file) if file.mode in _LABEL_MODES else None
+            mode = file.mode
+    except Exception as error:  # PIL raises many types of errors on invalid files
+        raise DataError(f"{path} is not a readable image ({first_line(error)})") from error
+    if numbers is None:
+        raise DataError(
+            f"{path} is a picture of mode {mode}: a label picture has one class number for each "
+            "pixel (mode L or P)"
+        )
+    counts = numbers != ignored
+    if counts.any() and (most := int(numbers[counts].max())) >= classes:
+        raise DataError(
+            f"{path} has class {most}, but the network has {classes} classes: pass --ignore-index "
+            f"{most} if these pixels do not count, or a network with more --classes"
+        )
+    return Image.fromarray(np.where(counts, numbers, IGNORED).astype(np.uint8))
+
+
 @dataclass(frozen=True)
 class Fitting:
     """How pictures of any size are brought to one size."""
@@ -75,7 +101,9 @@ class Fitting:
         """Whether pictures that have this size already are taken as they are."""
         return self.resize != "crop" or self.crop == 1
 
-    def __call__(self, image: Image.Image, name: object) -> Image.Image:
+    def __call__(
+        self, image: Image.Image, name: object, resample: int = _BILINEAR, fill: int = 0
+    ) -> Image.Image:
         """The picture at this size; `name` is what an error calls it."""
         if self.keeps and image.size == self.size:
             return image
@@ -86,21 +114,21 @@ class Fitting:
                 "as they are: pass --resize crop, squash or pad, or another --input"
             )
         if self.resize == "squash":
-            return image.resize(self.size, Image.Resampling.BILINEAR)
+            return image.resize(self.size, resample)
         if self.resize == "pad":
-            return ImageOps.pad(image, self.size, Image.Resampling.BILINEAR)
+            return ImageOps.pad(image, self.size, resample, fill)
         if self.crop == 1:
-            return ImageOps.fit(image, self.size, Image.Resampling.BILINEAR)
-        return self._center_crop(image)
+            return ImageOps.fit(image, self.size, resample)
+        return self._center_crop(image, resample)
 
-    def _center_crop(self, image: Image.Image) -> Image.Image:
+    def _center_crop(self, image: Image.Image, resample: int) -> Image.Image:
         """What torchvision's Resize and CenterCrop give; it always covers the input."""
         width, height = self.size
         resized = _with_short_side(image.size, round(min(self.size) / self.crop))
         if resized[0] < width or resized[1] < height:  # the input is longer than the picture
             scale = max(width / image.width, height / image.height) / self.crop
             resized = _with_short_side(image.size, math.ceil(scale * min(image.size)))
-        image = image.resize(resized, Image.Resampling.BILINEAR)
+        image = image.resize(resized, resample)
         left, top = round((resized[0] - width) / 2), round((resized[1] - height) / 2)
         return image.crop((left, top, left + width, top + height))
 

@@ -20,7 +20,8 @@ class Listing:
 
     root: Path
     files: tuple[str, ...]  # relative to root
-    labels: np.ndarray
+    labels: np.ndarray  # all 0 if the images have none, or label pictures
+    maps: tuple[str, ...] = ()  # label pictures, one for each image, relative to root
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,12 @@ class DatasetKind:
     where: str = ""  # where to get it
     first: str = ""  # file or folder that identifies the original layout, without train/
     torchvision: str = ""  # class in torchvision.datasets that can download it
-    labels: bool = True  # False: images only; any layout of the folder will do
+    task: str = "classification"  # a key of `tasks.TASKS`
+
+    @property
+    def labels(self) -> bool:
+        """Whether the images have labels; if not, any layout of the folder will do."""
+        return self.task != "closeness"
 
 
 def _folders(root: Path, names: dict[str, str]) -> StoredDataset:
@@ -122,6 +128,34 @@ def _unlabelled(root: Path) -> StoredDataset:
     if not names:
         raise DataError(f"{root} has no images ({', '.join(sorted(_SUFFIXES))})")
     return StoredDataset((), {"train": Listing(root, names, np.zeros(len(names), np.int64))})
+
+
+def _pairs(root: Path) -> StoredDataset:
+    """Read `train/` and `train-labels/`, and `val` and `test` alike if they exist."""
+    splits: dict[str, Split] = {}
+    for split in ("train", "val", "test"):
+        if split == "train" or (root / split).is_dir():
+            splits[split] = _paired(root, split)
+    return StoredDataset((), splits)
+
+
+def _paired(root: Path, split: str) -> Listing:
+    """The images of a split and, under the same names, their label pictures."""
+    folder, labels = root / split, root / f"{split}-labels"
+    if not labels.is_dir():
+        raise DataError(f"{labels} is missing: it must hold a label picture for each of {folder}")
+    maps = {path.relative_to(labels).with_suffix(""): path for path in _images(labels)}
+    images = sorted(_images(folder), key=lambda path: str(path.relative_to(folder)))
+    if not images:
+        raise DataError(f"{folder} has no images ({', '.join(sorted(_SUFFIXES))})")
+    names: list[str] = []
+    for path in images:
+        name = path.relative_to(folder).with_suffix("")
+        if name not in maps:
+            raise DataError(f"{path} has no label picture: expected {labels / name}.png")
+        names.append(str(maps[name].relative_to(root)))
+    files = tuple(str(path.relative_to(root)) for path in images)
+    return Listing(root, files, np.zeros(len(files), np.int64), tuple(names))
 
 
 def _imagenet(root: Path) -> StoredDataset:
@@ -237,19 +271,32 @@ DATASETS = {
         augment=False,
         layout="train/CLASS/*.jpg, and optionally val/ and test/",
     ),
+    "pairs": DatasetKind(
+        _pairs,
+        "imagenet",
+        augment=False,
+        layout="train/*.jpg and train-labels/*.png, and optionally the same for val and test",
+        task="segmentation",
+    ),
     "images": DatasetKind(
-        _unlabelled, "imagenet", layout="images, in subfolders or not", labels=False
+        _unlabelled, "imagenet", layout="images, in subfolders or not", task="closeness"
     ),
 }
+
+
+def kind_of(spec: str) -> DatasetKind:
+    """The entry of the table that a SPEC refers to."""
+    name = spec.partition(":")[0]
+    if name not in DATASETS:
+        known = ", ".join(f"{key}:DIR" if kind.layout else key for key, kind in DATASETS.items())
+        raise DataError(f"--data {spec}: unknown dataset {name!r}; expected one of {known}")
+    return DATASETS[name]
 
 
 def find(spec: str, download: bool = False) -> tuple[str, DatasetKind, StoredDataset]:
     """Read the dataset that `KIND:DIR`, or the name of a bundled one, refers to."""
     name, colon, folder = spec.partition(":")
-    if name not in DATASETS:
-        known = ", ".join(f"{key}:DIR" if kind.layout else key for key, kind in DATASETS.items())
-        raise DataError(f"--data {spec}: unknown dataset {name!r}; expected one of {known}")
-    kind = DATASETS[name]
+    kind = kind_of(spec)
     if not kind.layout:
         if colon:
             raise DataError(f"--data {spec}: {name} is bundled with legr: omit the folder")

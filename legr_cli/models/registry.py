@@ -219,7 +219,13 @@ def _timm_factory(name: str) -> Callable[..., Any]:
 
 
 def _user_factory(name: str) -> Callable[..., Any]:
-    """Import `package.module:factory`, with the current directory on the path."""
+    """The factory that `--arch package.module:factory` names."""
+    return imported("--arch", name, "factory", "a function that returns the network")
+
+
+def imported(option: str, name: str, attribute: str, what: str) -> Callable[..., Any]:
+    """Import the function that an option names, with the current directory on the path."""
+    example = f"package.module:{attribute}"
     module_name, _, attribute = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -229,11 +235,11 @@ def _user_factory(name: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         reason = first_line(error)
         raise ModelError(
-            f"cannot import --arch {name}: {reason}; expected package.module:factory, importable "
-            "from the current directory or PYTHONPATH"
+            f"cannot import {option} {name}: {reason}; expected {example}, importable from the "
+            "current directory or PYTHONPATH"
         ) from error
     if not callable(factory):
-        raise ModelError(f"--arch {name} is not callable: name a function that returns the network")
+        raise ModelError(f"{option} {name} is not callable: name {what}")
     return factory  # type: ignore[no-any-return]
 
 

@@ -8,6 +8,7 @@ differs. 0 means equal; lower is closer.
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,45 +19,101 @@ from legr_cli.channels.structures import tensors
 from legr_cli.channels.switches import evaluating
 from legr_cli.errors import ModelError, first_line
 
+_COMMON, _OF_TENSOR = 4, 4  # numbers in `closeness_sums`: for all outputs, and for each tensor
 
-class Divergence:
-    """Divergence from the dense network, accumulated over batches."""
 
-    def __init__(self) -> None:
-        self.images = 0
-        self.kl = 0.0
-        self._errors: list[Tensor] = []  # by tensor: squared error, Σ d, Σ d², count
+@dataclass(frozen=True)
+class Closeness:
+    """How close outputs are, from the sums over all batches."""
 
-    def add(self, outputs: Any, dense_outputs: Any) -> None:
-        """Add one batch of outputs of both networks."""
-        found, wanted = tensors(outputs), tensors(dense_outputs)
-        if [t.shape for t in found] != [t.shape for t in wanted]:
-            raise ModelError("the outputs of the two networks have different shapes")
-        self.images += len(wanted[0])
-        if is_classification(wanted):
-            log_p, log_q = (F.log_softmax(t[0].double(), 1) for t in (wanted, found))
-            self.kl += float(F.kl_div(log_q, log_p, reduction="sum", log_target=True))
-            return
-        new = [_sums(*pair) for pair in zip(found, wanted, strict=True)]
-        if self._errors:
-            new = [a + b for a, b in zip(self._errors, new, strict=True)]
-        self._errors = new
+    sums: Sequence[float]  # what `closeness_sums` gives, added up; empty: no images
 
     @property
-    def value(self) -> float:
-        """The divergence of all batches; infinite if an output is NaN."""
-        total = self.kl / max(1, self.images)
-        for error, linear, square, count in (sums.tolist() for sums in self._errors):
-            variance = square - linear * linear / count
-            total += error / variance if variance > 0 else (math.inf if error > 0 else 0.0)
+    def images(self) -> int:
+        """The number of images."""
+        return round(self.sums[0]) if len(self.sums) else 0
+
+    @property
+    def divergence(self) -> float:
+        """The divergence; infinite if an output is NaN."""
+        total = self.sums[1] / max(1, self.images) if len(self.sums) else 0.0
+        total += sum(self._relative_errors)
         return math.inf if math.isnan(total) else total
+
+    @property
+    def figure(self) -> tuple[str, float]:
+        """What people understand: how often the top class agrees, or else the relative error."""
+        _, _, same, count = self.sums[:_COMMON]
+        if count:
+            name = "agreement" if count == self.images else "pixel agreement"
+            return name, same / count
+        errors = self._relative_errors
+        mean = sum(errors) / max(1, len(errors))
+        return "relative error", math.inf if math.isnan(mean) else math.sqrt(mean)
+
+    @property
+    def _relative_errors(self) -> list[float]:
+        """For each tensor, the squared error over the variance of the dense output."""
+        errors = []
+        for start in range(_COMMON, len(self.sums), _OF_TENSOR):
+            error, linear, square, count = self.sums[start : start + _OF_TENSOR]
+            variance = square - linear * linear / count
+            errors.append(error / variance if variance > 0 else (math.inf if error > 0 else 0.0))
+        return errors
+
+
+def closeness_sums(outputs: Any, dense_outputs: Any) -> Tensor:
+    """Sums over a batch of outputs of both networks, to be added up over all batches.
+
+    Number of images, divergence of class distributions, outputs whose top class is the same, and
+    their number; then for each tensor squared error, Σ d, Σ d² and count.
+    """
+    found, wanted = (list(map(_exact, of)) for of in of_structure(outputs, dense_outputs))
+    same = count = divergence = wanted[0].new_zeros((), dtype=torch.double)
+    if has_classes(wanted):
+        hits = found[0].argmax(1) == wanted[0].argmax(1)
+        same, count = hits.sum().to(same), torch.full_like(same, hits.numel())
+    errors = []
+    if is_classification(wanted):
+        log_p, log_q = (F.log_softmax(t[0], 1) for t in (wanted, found))
+        divergence = F.kl_div(log_q, log_p, reduction="sum", log_target=True)
+    else:
+        errors = [_sums(*pair).to(same) for pair in zip(found, wanted, strict=True)]
+    images = torch.full_like(same, len(wanted[0]))
+    return torch.cat([torch.stack([images, divergence, same, count]), *errors])
+
+
+def _exact(values: Tensor) -> Tensor:
+    """Numbers in double precision, which Apple's GPUs do not have."""
+    if not values.is_floating_point():
+        return values
+    return values.cpu().double() if values.device.type == "mps" else values.double()
+
+
+def of_structure(outputs: Any, dense_outputs: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors in the outputs of both networks; raise ModelError unless they correspond."""
+    found, wanted = tensors(outputs), tensors(dense_outputs)
+    if not wanted or [t.shape for t in found] != [t.shape for t in wanted]:
+        shapes = (
+            ", ".join("x".join(map(str, t.shape)) or "one number" for t in of) or "none"
+            for of in (found, wanted)
+        )
+        raise ModelError(
+            "the outputs of the two networks have different shapes: {} and {}".format(*shapes)
+        )
+    return found, wanted
 
 
 def is_classification(outputs: Sequence[Tensor]) -> bool:
     """Whether outputs are one tensor of images × classes."""
+    return has_classes(outputs) and outputs[0].ndim == 2
+
+
+def has_classes(outputs: Sequence[Tensor]) -> bool:
+    """Whether outputs are one tensor of images × classes, with a height and a width or without."""
     return (
         len(outputs) == 1
-        and outputs[0].ndim == 2
+        and outputs[0].ndim in (2, 4)
         and outputs[0].shape[1] > 1
         and outputs[0].is_floating_point()
     )
@@ -66,7 +123,6 @@ def _sums(found: Tensor, wanted: Tensor) -> Tensor:
     """Squared error, sum, sum of squares and count; for whole numbers, those that differ."""
     if not wanted.is_floating_point():
         return torch.tensor([int((found != wanted).sum()), 0.0, wanted.numel(), wanted.numel()])
-    found, wanted = found.double(), wanted.double()
     error, linear, square = (found - wanted).square().sum(), wanted.sum(), wanted.square().sum()
     return torch.stack([error, linear, square, error.new_tensor(wanted.numel())])
 
@@ -76,12 +132,12 @@ def divergences(
     models: Sequence[nn.Module], dense: nn.Module, batches: Iterable[Tensor]
 ) -> list[float]:
     """The divergence of each network from the dense one on these images."""
-    found = [Divergence() for _ in models]
+    rows: list[list[Tensor]] = [[] for _ in models]
     for images in batches:
         wanted = _outputs(dense, images)
-        for model, divergence in zip(models, found, strict=True):
-            divergence.add(_outputs(model, images), wanted)
-    return [divergence.value for divergence in found]
+        for model, row in zip(models, rows, strict=True):
+            row.append(closeness_sums(_outputs(model, images), wanted))
+    return [Closeness(torch.stack(row).sum(0).tolist()).divergence for row in rows]
 
 
 def _outputs(model: nn.Module, images: Tensor) -> Any:

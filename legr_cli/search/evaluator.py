@@ -21,13 +21,14 @@ from legr_cli.data.dataset import Part
 from legr_cli.data.feed import Feed
 from legr_cli.errors import LegrError, SearchError
 from legr_cli.models.network import Network, open_network, own_copy, write_network
-from legr_cli.repairs.closeness import Divergence
+from legr_cli.repairs.closeness import Closeness, closeness_sums
 from legr_cli.search.fitness import Cut, adaptation
 from legr_cli.search.reference import DenseOutputs, Reference
 from legr_cli.settings import Search
 from legr_cli.training.devices import choose, half_precision, seeded
 from legr_cli.training.loop import evaluate
-from legr_cli.training.scores import Score, Task
+from legr_cli.training.scores import Score
+from legr_cli.training.tasks import Task, with_targets
 from legr_cli.version import __version__
 
 Plans = tuple[Kept, ...]  # the units that a candidate keeps, at each of the FLOPs targets
@@ -69,8 +70,7 @@ class Job:
 class Outcome:
     """The scores of a candidate at one FLOPs target, and the time that it took."""
 
-    accuracy: float
-    loss: float
+    score: Score
     seconds: float  # total
     adapt_seconds: float
     measure_seconds: float
@@ -118,10 +118,12 @@ class CandidateEvaluator:
             torch.backends.cudnn.deterministic = True
         self.reference: Reference | None = None
         self.dense_outputs: DenseOutputs | None = None
-        if adaptation(protocol.settings.fitness).ranks_by_divergence:
-            model = units.source.model
+        by_divergence = adaptation(protocol.settings.fitness).ranks_by_divergence
+        if by_divergence:
             images = (images for images, _ in self._batches(torch.device("cpu")))
             self.reference = Reference(units, images, protocol.settings.seed)
+        if by_divergence or protocol.task.needs_reference:
+            model = units.source.model
             on_device = model if self.device.type == "cpu" else own_copy(model).to(self.device)
             self.dense_outputs = DenseOutputs(on_device, len(protocol.validation))
 
@@ -149,7 +151,7 @@ class CandidateEvaluator:
         score, divergence = self._score(smaller)
         end = time.perf_counter()
         seconds = end - start, adapted - pruned, end - adapted
-        return Outcome(score.accuracy, score.loss, *seconds, divergence)
+        return Outcome(score, *seconds, divergence)
 
     def _adapt(self, model: torch.nn.Module, kept: Kept) -> None:
         """Run τ̂ adaptation steps, as the fitness prescribes."""
@@ -158,7 +160,10 @@ class CandidateEvaluator:
         if fitness.adapt is None or not settings.steps:
             return
         half = half_precision(self.device) if settings.amp else None
-        batches = self._batches(self.device)
+        dense = self.dense_outputs
+        batches = with_targets(
+            protocol.task, self._batches(self.device), None if dense is None else dense.of
+        )
         fitness.adapt(Cut(model, kept, batches, settings, protocol.task, half, self.reference))
 
     def _batches(self, device: torch.device) -> Iterator[Batch]:
@@ -180,19 +185,21 @@ class CandidateEvaluator:
         batches = in_order(protocol.validation, serving)
         if dense is None:
             return evaluate(model, batches, protocol.task), None
-        divergence, wanted = Divergence(), list[Any]()
+        task, closeness, wanted = protocol.task, list[torch.Tensor](), list[Any]()
 
         def watched() -> Iterator[Batch]:
             for number, (images, targets) in enumerate(batches):
                 wanted[:] = [dense.at(number, images)]
-                yield images, targets
+                yield images, wanted[0] if task.needs_reference else targets
 
-        def sums(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-            divergence.add(outputs, *wanted)
-            return protocol.task.sums(outputs, targets)
+        def sums(outputs: Any, targets: Any) -> torch.Tensor:
+            closeness.append(closeness_sums(outputs, *wanted))
+            return task.sums(outputs, targets)
 
-        score = evaluate(model, watched(), replace(protocol.task, sums=sums))
-        return score, divergence.value
+        score = evaluate(model, watched(), replace(task, sums=sums))
+        if not adaptation(protocol.settings.fitness).ranks_by_divergence:
+            return score, None
+        return score, Closeness(torch.stack(closeness).sum(0).tolist()).divergence
 
 
 _evaluators: dict[str, CandidateEvaluator] = {}  # in a worker: the current job's, by its key

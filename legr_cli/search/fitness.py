@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from legr_cli.data.batches import Batch
     from legr_cli.search.reference import Reference
     from legr_cli.settings import Search
-    from legr_cli.training.scores import Task
+    from legr_cli.training.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Adaptation:
     steps: int  # default number of batches
     trains: bool = False  # whether it trains the weights, so that augmentation and --amp apply
     needs_batchnorm: bool = False
-    ranks_by_divergence: bool = False  # from the dense network's outputs, instead of by accuracy
+    ranks_by_divergence: bool = False  # from the dense network's outputs, instead of by the score
 
 
 FITNESS = {
@@ -79,6 +79,11 @@ def adaptation(name: str) -> Adaptation:
     if name not in FITNESS:
         raise SettingError(f"--fitness must be {' or '.join(FITNESS)}, got {name}")
     return FITNESS[name]
+
+
+def default_fitness(task: "Task") -> str:
+    """The fitness for a task if none is named: repair needs no labels."""
+    return "repair" if task.needs_reference else "finetune"
 
 
 def resolved_steps(fitness: str, steps: int | None) -> int:

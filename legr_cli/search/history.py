@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 from legr_cli.errors import SearchError
-from legr_cli.journal import JournalFormat, Line, is_accuracy, is_loss, is_score
+from legr_cli.journal import JournalFormat, Line, is_loss, is_score, is_scored
 
 
 def history_of(ranking: Path) -> Path:
@@ -27,7 +27,7 @@ def _is_sound(line: Line, settings: Line) -> bool:
     return (
         type(number) is int
         and 0 <= number < settings.get("candidates", math.inf)
-        and is_accuracy(line.get("accuracy"))
+        and is_scored(line)
         and is_loss(line.get("loss"))
         and is_loss(line.get("divergence"))
         and type(line.get("cached")) is bool

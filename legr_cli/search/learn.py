@@ -16,7 +16,7 @@ from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Message, Report, Status, interruptible, reporting, silent
 from legr_cli.pruning import analyze
 from legr_cli.ranking import Ranking, write_ranking
-from legr_cli.search.fitness import with_steps
+from legr_cli.search.fitness import default_fitness, with_steps
 from legr_cli.search.history import HISTORY, history_of
 from legr_cli.search.reporting import opening_messages, progress_callback
 from legr_cli.search.setup import SearchSetup, check_settings
@@ -25,21 +25,22 @@ from legr_cli.settings import Pictures, Search, given
 from legr_cli.training.devices import amp_helps, choose
 from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
 from legr_cli.training.memory_format import in_memory_format
-from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Score, Task, task_for
+from legr_cli.training.scores import Score, figures_in
+from legr_cli.training.tasks import BatchFunction, Task, task_for
 
 
 @dataclass(frozen=True)
 class CandidateScore:
     """The scores of a candidate."""
 
-    accuracy: float
+    figures: dict[str, float]  # by name, such as accuracy, the one to show first
     loss: float | None  # None: NaN or infinite
     divergence: float | None  # None: candidates were not compared with the dense network
 
     @classmethod
     def from_line(cls, line: Line) -> "CandidateScore":
         """The scores in a candidate's journal line."""
-        return cls(line["accuracy"], line["loss"], line.get("divergence"))
+        return cls(figures_in(line), line["loss"], line.get("divergence"))
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,14 @@ def learn(
 
     Args:
         model: The dense network; it is not changed.
-        data: A SPEC such as `"cifar10:DIR"`, a DataLoader, a pair of tensors, or an iterable of
-            `(images, targets)`. A tenth is held out to score candidates on.
+        data: A SPEC such as `"cifar10:DIR"`, `"pairs:DIR"` (label pictures) or `"images:DIR"` (no
+            labels), a DataLoader, a pair of tensors, a tensor of images, or an iterable of batches,
+            with or without labels. A tenth is held out to score candidates on. Without labels,
+            candidates are scored by how close their outputs are to the dense network's.
         flops: Share (or shares) of the FLOPs at which candidates are compared; 0.2 by default.
         fitness: How to adapt a candidate before it is scored: `"finetune"` (the default), `"bn"`,
-            `"repair"` or `"none"`. `"repair"` ranks by how close the outputs are to the dense ones.
+            `"repair"` (the default without labels) or `"none"`. `"repair"` ranks by how close the
+            outputs are to the dense ones.
         candidates: Number of candidates to evaluate; 400 by default.
         seed: Random seed; also selects the held-out images.
         settings: All settings; the arguments above override them.
@@ -131,7 +135,6 @@ def learn(
     """
     targets = None if flops is None else as_shares(flops, "flops")
     check_instance(settings, Search, "settings")
-    overrides = given(flops=targets, fitness=fitness, candidates=candidates, seed=seed)
     with out_or_temporary(out, "ranking.json", resume, force) as path:
         images = as_images(
             data,
@@ -142,6 +145,9 @@ def learn(
             ignore_class_names=ignore_class_names,
         )
         network = as_network(model, input_shape or images.shape, arch)
+        if settings is None and fitness is None:
+            fitness = default_fitness(images.task)
+        overrides = given(flops=targets, fitness=fitness, candidates=candidates, seed=seed)
         return learn_network(
             network.copied,
             images,
@@ -149,7 +155,7 @@ def learn(
             path,
             resume=resume,
             force=force,
-            task=task_for(loss, score),
+            task=task_for(loss, score, images.task),
             device=device,
             progress=reporting(progress),
         ).ranking
@@ -172,7 +178,7 @@ def learn_network(
     *,
     resume: bool = False,
     force: bool = False,
-    task: Task = CLASSIFICATION,
+    task: Task | None = None,
     device: str = "auto",
     cluster: str | None = None,
     all_workers: bool = False,
@@ -182,8 +188,10 @@ def learn_network(
     """Search, and write the ranking and its history.
 
     `open_network` is called once `out` has been checked. `cluster` is the address of a Dask
-    scheduler; `all_workers` uses all of its workers, whatever their number in the settings.
+    scheduler; `all_workers` uses all of its workers, whatever their number in the settings; `task`
+    is what the data implies unless given.
     """
+    task = task or images.task
     settings = with_steps(settings)
     previous = check_history(out, resume, force)
     with contextlib.ExitStack() as stack:

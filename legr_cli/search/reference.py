@@ -18,6 +18,7 @@ from legr_cli.repairs.lockstep import DenseValues
 from legr_cli.repairs.repair import reaching
 from legr_cli.settings import Repair
 from legr_cli.training.loop import forward
+from legr_cli.training.tasks import in_single_precision
 
 ROWS = 6000  # at most so many for each layer
 MEMORY = 1 << 28  # bytes of the dense network's outputs that are kept
@@ -66,12 +67,16 @@ class DenseOutputs:
         self._known: dict[int, Any] = {}
 
     @torch.no_grad()
+    def of(self, images: Tensor) -> Any:
+        """The outputs on these images."""
+        with evaluating(self.model), fixed_seed():
+            return in_single_precision(forward(self.model, images))
+
     def at(self, batch: int, images: Tensor) -> Any:
         """The outputs on this batch."""
         if batch in self._known:
             return self._known[batch]
-        with evaluating(self.model), fixed_seed():
-            outputs = forward(self.model, images)
+        outputs = self.of(images)
         size = sum(t.nbytes for t in tensors(outputs)) / len(images) * self.images
         if size <= MEMORY:
             self._known[batch] = outputs

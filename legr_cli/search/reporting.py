@@ -9,7 +9,7 @@ from legr_cli.search.fitness import adaptation
 from legr_cli.search.run import SearchProgress
 from legr_cli.search.setup import SearchSetup
 from legr_cli.targets import percents
-from legr_cli.training.scores import format_score
+from legr_cli.training.scores import headline, score_in, shown
 
 
 def progress_callback(setup: SearchSetup, progress: Report) -> Callable[[SearchProgress], None]:
@@ -19,15 +19,15 @@ def progress_callback(setup: SearchSetup, progress: Report) -> Callable[[SearchP
     def on_progress(state: SearchProgress) -> None:
         best, latest = state.best, state.latest
         facts = [
-            f"best {_scores(setup, best)} (#{best['candidate'] + 1})",
-            f"latest {_scores(setup, latest)}",
+            f"best {_scores(best)} (#{best['candidate'] + 1})",
+            f"latest {_scores(latest)}",
         ]
         if state.cached:
             facts.append(f"{state.cached} repeats")
         title, milestone = f"candidate {state.done}/{total}", state.done in (1, total)
         progress(Progress(state.done, total, title, tuple(facts), milestone, state.recorded))
-        lowest = min(latest.get("each", [latest["accuracy"]]))
-        if state.done == 1 and classes and lowest < 2 / classes:
+        lowest = min(latest.get("each", [score_in(latest)]))
+        if state.done == 1 and classes and setup.task.is_classification and lowest < 2 / classes:
             progress(
                 Message(
                     "this is close to chance, so fitness says little: try a higher --flops, more "
@@ -38,11 +38,10 @@ def progress_callback(setup: SearchSetup, progress: Report) -> Callable[[SearchP
     return on_progress
 
 
-def _scores(setup: SearchSetup, line: Line) -> str:
-    """A candidate's accuracy, and its divergence if that is what it is ranked by."""
-    accuracy = format_score(setup.task, line["accuracy"])
+def _scores(line: Line) -> str:
+    """A candidate's score, and its divergence if that is what it is ranked by."""
     divergence = line.get("divergence")
-    return accuracy if divergence is None else f"{accuracy} at divergence {divergence:.3g}"
+    return shown(line) if divergence is None else f"{shown(line)} at divergence {divergence:.3g}"
 
 
 def opening_messages(setup: SearchSetup, dense: Line, recorded: int, resume: bool) -> list[str]:
@@ -50,12 +49,12 @@ def opening_messages(setup: SearchSetup, dense: Line, recorded: int, resume: boo
     total, classes = setup.settings.candidates, len(setup.data.classes)
     messages = [
         f"{setup.analysis.network.arch} on {setup.data.feed}: "
-        f"{format_score(setup.task, dense['accuracy'])} on {dense['images']} validation images, "
+        f"{headline(dense)} {shown(dense)} on {dense['images']} validation images, "
         "which legr never trains on",
         *described(setup.data, training=adaptation(setup.settings.fitness).trains),
         *doubts(setup.data),
     ]
-    if classes and dense["accuracy"] < 1.5 / classes:
+    if setup.task.is_classification and score_in(dense) < 1.5 / classes:
         messages.append(
             "this is no better than chance: are --data, --normalize, --input and the checkpoint "
             "right?"

@@ -26,7 +26,7 @@ from legr_cli.search.evolution import Candidate, Fitness, Genes, Strategy
 from legr_cli.search.fitness import adaptation
 from legr_cli.search.workers import WorkerPool, is_killed_worker, is_lost_worker
 from legr_cli.settings import Search
-from legr_cli.training.scores import finite_or_none
+from legr_cli.training.scores import Score, finite_or_none, score_in
 
 RETRIES = 3  # per candidate, if its worker is lost
 
@@ -82,9 +82,13 @@ def search(
     journal: Journal,
     on_progress: Callable[[SearchProgress], None],
     warn: Callable[[str], None],
+    unreachable: Line,
 ) -> SearchResult:
-    """Run a search to its end; candidates that the journal records are not evaluated again."""
-    run = _SearchRun(analysis, settings, strategy, pool, journal, warn)
+    """Run a search to its end; candidates that the journal records are not evaluated again.
+
+    `unreachable` has the scores of candidates that cannot reach a target.
+    """
+    run = _SearchRun(analysis, settings, strategy, pool, journal, warn, unreachable)
     recorded = len(journal.lines)
     pending: deque[Trial] = deque()
     for _ in range(settings.candidates + settings.workers):
@@ -110,7 +114,9 @@ class _SearchRun:
         pool: WorkerPool,
         journal: Journal,
         warn: Callable[[str], None],
+        unreachable: Line,
     ) -> None:
+        self.unreachable = unreachable
         self.analysis, self.settings = analysis, settings
         self.explorer, self.to_ranking = strategy.explorer, strategy.to_ranking
         self.pool, self.journal, self.warn = pool, journal, warn
@@ -247,11 +253,11 @@ class _SearchRun:
 
     def _record(self, trial: Trial, outcome: list[Outcome] | Line | None) -> None:
         """Record a trial with its outcome, or that of its duplicate; None: it has no plans."""
-        values: dict[str, Any] = {"accuracy": 0.0, "loss": None}
+        values: dict[str, Any] = self.unreachable
         if isinstance(outcome, list):
             values = _mean_outcome(outcome)
         elif outcome is not None:
-            keys = ("accuracy", "loss", "divergence", "each")
+            keys = ("accuracy", "score", "figures", "loss", "divergence", "each")
             values = {key: outcome[key] for key in keys if key in outcome}
         trial.line = {
             "candidate": trial.candidate.number,
@@ -271,21 +277,26 @@ def fitness_of(line: Line, by_divergence: bool) -> Fitness:
     """What the search maximizes, from a candidate's journal line."""
     minus_loss = -math.inf if line["loss"] is None else -line["loss"]
     if not by_divergence:
-        return Fitness(line["accuracy"], minus_loss)
+        return Fitness(score_in(line), minus_loss)
     divergence = line.get("divergence")
     return Fitness(-math.inf if divergence is None else -divergence, minus_loss)
 
 
 def _mean_outcome(outcomes: list[Outcome]) -> Line:
-    """Mean scores over all FLOPs targets, the accuracy at each, and the total time."""
-    accuracies = [outcome.accuracy for outcome in outcomes]
-    loss = sum(outcome.loss for outcome in outcomes) / len(outcomes)
-    line: Line = {"accuracy": sum(accuracies) / len(accuracies), "loss": finite_or_none(loss)}
+    """Mean scores over all FLOPs targets, the score at each, and the total time."""
+    scores, count = [outcome.score for outcome in outcomes], len(outcomes)
+    mean = Score(
+        sum(score.value for score in scores) / count,
+        sum(score.loss for score in scores) / count,
+        scores[0].images,
+        {name: sum(score.figures[name] for score in scores) / count for name in scores[0].figures},
+    )
+    line = {key: value for key, value in mean.line().items() if key != "images"}
     divergences = [o.divergence for o in outcomes if o.divergence is not None]
     if divergences:
         line["divergence"] = finite_or_none(sum(divergences) / len(divergences))
-    if len(accuracies) > 1:
-        line["each"] = accuracies
+    if count > 1:
+        line["each"] = [score.value for score in scores]
     for part in ("seconds", "adapt_seconds", "measure_seconds"):
         line[part] = round(sum(getattr(outcome, part) for outcome in outcomes), 4)
     return line

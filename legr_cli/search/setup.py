@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,13 +23,15 @@ from legr_cli.search.evaluator import CandidateEvaluator, Job, Protocol, to_byte
 from legr_cli.search.evolution import Strategy
 from legr_cli.search.explorers import EXPLORERS
 from legr_cli.search.fitness import adaptation
+from legr_cli.search.reference import DenseOutputs
 from legr_cli.search.run import SearchProgress, SearchResult, search
 from legr_cli.search.workers import WorkerPool, in_process, on_cluster, processes
 from legr_cli.settings import Search
 from legr_cli.shapes import shapes_json
 from legr_cli.training.devices import choose, cores
 from legr_cli.training.loop import evaluate, has_running_stats
-from legr_cli.training.scores import CLASSIFICATION, Score, Task
+from legr_cli.training.scores import ACCURACY, WORST, Score
+from legr_cli.training.tasks import CLASSIFICATION, Task, with_targets
 from legr_cli.version import __version__
 
 
@@ -106,10 +109,25 @@ class SearchSetup:
         pool = self.pool(client)
         try:
             return search(
-                self.analysis, self.settings, self.strategy, pool, book, on_progress, warn
+                self.analysis,
+                self.settings,
+                self.strategy,
+                pool,
+                book,
+                on_progress,
+                warn,
+                self.unreachable,
             )
         finally:
             pool.shutdown()
+
+    @property
+    def unreachable(self) -> Line:
+        """The scores of candidates that cannot reach a target, as journals store them."""
+        worst = Score(WORST, math.nan, 0, {"score": WORST})
+        if self.task.is_classification:
+            worst = Score(0.0, math.nan, 0, {ACCURACY: 0.0})
+        return {key: value for key, value in worst.line().items() if key != "images"}
 
     def score_dense(self, remote: bool = False) -> Score:
         """Score the dense network on the images that candidates are scored on."""
@@ -117,8 +135,9 @@ class SearchSetup:
         model = self.analysis.network.model
         if device.type != "cpu":
             model = own_copy(model).to(device)
-        serving = Serving(self.data.feed, 250, device)
-        return evaluate(model, in_order(self.validation, serving), self.task)
+        batches = in_order(self.validation, Serving(self.data.feed, 250, device))
+        reference = DenseOutputs(model, len(self.validation)).of
+        return evaluate(model, with_targets(self.task, batches, reference), self.task)
 
     def candidate_images(self) -> int:
         """Number of images that are passed through the network to evaluate one candidate."""
@@ -210,5 +229,5 @@ def _is_identity(line: Line) -> bool:
 
 def _scores(line: Line) -> Line:
     """The scores in a candidate's journal line."""
-    keys = ("candidate", "accuracy", "each", "loss", "divergence", "flops")
+    keys = ("candidate", "accuracy", "score", "figures", "each", "loss", "divergence", "flops")
     return {key: line[key] for key in keys if key in line}

@@ -1,7 +1,7 @@
-"""`legr_cli.evaluate`: the accuracy of a network, or a custom score."""
+"""`legr_cli.evaluate`: the accuracy of a network, or another task's score."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,16 @@ from legr_cli.training.devices import choose
 from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
 from legr_cli.training.loop import recalibrate
 from legr_cli.training.memory_format import in_memory_format
-from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Task, finite_or_none, task_for
+from legr_cli.training.objective import reference_from
+from legr_cli.training.scores import ACCURACY, finite_or_none
+from legr_cli.training.tasks import (
+    CLASSIFICATION,
+    CLOSENESS,
+    BatchFunction,
+    Task,
+    task_for,
+    with_targets,
+)
 
 SPLITS = ("test", "val")
 SCORES = "legr-scores"  # the format of what `legr evaluate --out` writes
@@ -31,21 +40,33 @@ RECALIBRATION_STEPS = 8  # batches of 128 images for re-estimating BatchNorm sta
 class Evaluation:
     """The scores of a network, and its FLOPs."""
 
-    accuracy: float  # top-1 accuracy, from 0 to 1; or the mean of a custom score
-    top5: float | None  # top-5 accuracy, from 0 to 1; None for custom tasks
+    score: float  # higher is better; of classification, the accuracy
+    figures: dict[str, float]  # by name, such as accuracy, mean IoU or agreement; shares: 0 to 1
     loss: float | None  # mean over the images; None if it is not finite
     images: int
-    classes: int  # 0 for custom tasks
+    classes: int  # 0 for other tasks
     flops: int  # per image; one multiply-add is one FLOP
     flops_share: float  # relative to the network that it was pruned from
+    split: str  # "test", "val", or "all" of a user's own data
     notes: tuple[str, ...] = ()  # how images were preprocessed, and warnings
+
+    @property
+    def accuracy(self) -> float | None:
+        """Top-1 accuracy, from 0 to 1; None unless it is a classification."""
+        return self.figures.get(ACCURACY)
+
+    @property
+    def top5(self) -> float | None:
+        """Top-5 accuracy, from 0 to 1; None unless it is a classification."""
+        return self.figures.get("top 5")
 
 
 def evaluate(
     model: nn.Module,
     data: Any,
     *,
-    split: str = "test",
+    split: str | None = None,
+    against: nn.Module | None = None,
     loss: BatchFunction | None = None,
     score: BatchFunction | None = None,
     recalibrate: bool = False,
@@ -59,16 +80,20 @@ def evaluate(
     seed: int = 0,
     device: str = "auto",
 ) -> Evaluation:
-    """Measure the accuracy of a network, or a custom score, on labeled images.
+    """Measure a network: accuracy, mean IoU, a score of your own, or closeness to another network.
 
     Args:
         model: Any module; it is not changed.
-        data: A SPEC such as `"cifar10:DIR"`, a DataLoader, a pair of tensors, or an iterable of
-            `(images, targets)`. Your own data is never split: all of it is used.
-        split: For a SPEC: `"test"`, or `"val"` for the images held out from training.
+        data: A SPEC such as `"cifar10:DIR"`, `"pairs:DIR"` or `"images:DIR"`, a DataLoader, a pair
+            of tensors, or an iterable of batches. Your own data is never split: all of it is used.
+        split: For a SPEC: `"test"`, or `"val"` for the images held out from training; the default
+            is the test images if there are any.
+        against: Measure how close the outputs are to those of this network, such as the dense one;
+            labels are not used, and images need none.
         loss: `loss(outputs, targets)`, the mean over a batch; cross entropy by default.
         score: `score(outputs, targets)`, the mean over a batch, higher is better; accuracy by
-            default, or the negative loss if you pass only `loss`.
+            default, or the negative loss if you pass only `loss`. With `against`, targets are the
+            outputs of that network.
         recalibrate: First re-estimate BatchNorm statistics on 1,024 training images, in a copy.
         input_shape: Shape of one image; needed for a SPEC and a module that is not from legr.
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
@@ -83,7 +108,7 @@ def evaluate(
         device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"` or `"mps"`.
 
     Returns:
-        Accuracy (or your score), top-5 accuracy, loss, number of images, and FLOPs.
+        The score, figures such as accuracy by name, loss, number of images, and FLOPs.
 
     Raises:
         DataError: The data is empty, has labels out of range or does not match the network.
@@ -108,7 +133,10 @@ def evaluate(
         [network.copied()],
         images,
         split=split,
-        task=task_for(loss, score),
+        against=None
+        if against is None
+        else lambda peer: as_network(against, peer.input_shape).copied(),
+        task=task_for(loss, score, images.task if against is None else CLOSENESS),
         recalibrated=recalibrate,
         batch_size=batch_size,
         seed=seed,
@@ -121,15 +149,24 @@ def evaluate_each(
     networks: Iterable[Network],
     images: Images,
     *,
-    split: str,
+    split: str | None,
+    against: Callable[[Network], Network] | None = None,
     task: Task = CLASSIFICATION,
     recalibrated: bool,
     batch_size: int,
     seed: int,
     device: str,
 ) -> Iterator[Evaluation]:
-    """Evaluate several networks; those with the same input and statistics share the images."""
-    if split not in SPLITS:
+    """Evaluate several networks; those with the same input and statistics share the images.
+
+    `against` opens the network that each is compared with.
+    """
+    if task.needs_reference and against is None:
+        raise SettingError(
+            "these images have no labels: pass --against DENSE to measure how close the outputs "
+            "are to another network's"
+        )
+    if split not in (None, *SPLITS):
         raise SettingError(f"--split must be {' or '.join(SPLITS)}, got {split}")
     check_number(seed, "--seed", whole=True)
     check_number(batch_size, "--batch-size", whole=True)
@@ -149,15 +186,22 @@ def evaluate_each(
         if recalibrated:
             recalibrate_on(data, model, target, seed)
         serving = Serving(data.feed, batch_size, target)
-        score = loop.evaluate(model, in_order(_part(data, split), serving), task)
+        reference = None
+        if against is not None:
+            reference = reference_from(against(network), data, target)
+        usual = "val" if data.test is None and task.needs_reference else "test"
+        part = _part(data, split or usual)
+        batches = with_targets(task, in_order(part, serving), reference)
+        score = loop.evaluate(model, batches, task)
         yield Evaluation(
-            score.accuracy,
-            score.top5,
+            score.value,
+            dict(score.figures),
             finite_or_none(score.loss),
             score.images,
             len(data.classes),
             flops,
             flops / _dense_flops(network, flops),
+            "all" if part.own is not None else split or usual,
             (f"preprocessed as {data.feed}", *described(data), *doubts(data), *_advice(network)),
         )
 

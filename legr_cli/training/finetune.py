@@ -32,8 +32,9 @@ from legr_cli.training.recipes import default_recipe, settings_of
 from legr_cli.training.reporting import training_callbacks
 from legr_cli.training.result import train_to_end
 from legr_cli.training.resume import RunFiles, open_record, run_key
-from legr_cli.training.scores import CLASSIFICATION, BatchFunction, Score, Task, task_for
+from legr_cli.training.scores import Score
 from legr_cli.training.setup import TrainingSetup, training_setup
+from legr_cli.training.tasks import BatchFunction, Task, task_for
 
 RECALIBRATION = (
     "bn-recalibrate"  # stored as the recipe if only BatchNorm statistics were re-estimated
@@ -89,9 +90,11 @@ def finetune(
 
     Args:
         model: The network to train; it is not changed.
-        data: A SPEC such as `"cifar10:DIR"`, a DataLoader, a pair of tensors, or an iterable of
-            `(images, targets)`. From a DataLoader, legr takes the dataset, the `collate_fn` and
-            the number of workers; it draws the batches itself, so that runs can be resumed.
+        data: A SPEC such as `"cifar10:DIR"`, `"pairs:DIR"` (label pictures) or `"images:DIR"` (no
+            labels), a DataLoader, a pair of tensors, or an iterable of `(images, targets)`, or of
+            images alone, which need a `teacher`. From a DataLoader, legr takes the dataset, the
+            `collate_fn` and the number of workers; it draws the batches itself, so that runs can be
+            resumed.
         recipe: Name of a recipe (`legr finetune --recipes` lists them). None is `"repaired"` for a
             repaired network with a teacher, and `"quick"` otherwise.
         epochs: Number of epochs, instead of the recipe's.
@@ -99,7 +102,8 @@ def finetune(
         batch_size: Images per batch, instead of the recipe's.
         seed: Random seed; also selects the held-out images.
         settings: All settings, instead of `recipe`; the arguments above override them.
-        teacher: A network to distill from, such as the dense one.
+        teacher: A network to distill from, such as the dense one. Without labels, its outputs are
+            all that is trained for.
         loss: `loss(outputs, targets)`, the mean over a batch; cross entropy by default.
         score: `score(outputs, targets)`, the mean over a batch, higher is better; accuracy by
             default, or the negative loss if you pass only `loss`.
@@ -157,7 +161,7 @@ def finetune(
             planned,
             RunFiles(path, resume, force),
             teacher=None if teacher is None else as_network(teacher, network.input_shape).copied(),
-            task=task_for(loss, score),
+            task=task_for(loss, score, images.task),
             device=device,
             progress=reporting(progress),
         )
@@ -172,7 +176,7 @@ def finetune_network(
     files: RunFiles,
     *,
     teacher: "Network | tuple[str, str | None] | None" = None,
-    task: Task = CLASSIFICATION,
+    task: Task | None = None,
     device: str = "auto",
     compiled: bool = False,
     loaders: int | None = None,
@@ -182,9 +186,15 @@ def finetune_network(
 ) -> FinetuneResult | None:
     """Load the network, the images and the teacher, train, and write the result.
 
-    `teacher` is a network, or a checkpoint and its architecture. Returns None in all processes but
+    `teacher` is a network, or a checkpoint and its architecture; `task` is what the data implies
+    unless given. Returns None in all processes but
     the leader.
     """
+    task = task or images.task
+    if task.needs_reference and teacher is None:
+        raise SettingError(
+            "these images have no labels: pass --teacher DENSE to train towards its outputs"
+        )
     with process_group(device) as group:
         report = progress if group.is_leader else silent
         if group.is_leader:

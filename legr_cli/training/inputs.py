@@ -13,6 +13,8 @@ from legr_cli.data.class_order import comparable, in_network_order, valid_names
 from legr_cli.data.dataset import Data, open_data, own_data, small_size
 from legr_cli.data.feed import parse_statistics
 from legr_cli.data.own import Rows, own_rows
+from legr_cli.data.pixels import IGNORED
+from legr_cli.data.sources import kind_of
 from legr_cli.errors import DataError, LegrError, ModelError, SettingError
 from legr_cli.models.network import Network, open_network, with_new_head
 from legr_cli.settings import Pictures
@@ -20,7 +22,13 @@ from legr_cli.shapes import Shapes, image_shape
 from legr_cli.training.loop import forward
 from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.process_group import ProcessGroup
-from legr_cli.training.scores import CLASSIFICATION, Task
+from legr_cli.training.tasks import (
+    CLASSIFICATION,
+    CLOSENESS,
+    TASKS,
+    Task,
+    class_maps,
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,14 @@ class Images:
     validation: Rows | None = None  # the user's own validation data
     pictures: Pictures = field(default_factory=Pictures)  # how to resize, crop and mirror
     ignore_class_names: bool = False  # number classes in sorted order
+    ignore_index: int = IGNORED  # of label pictures: pixels that do not count
+
+    @property
+    def task(self) -> Task:
+        """The task that the data implies."""
+        if isinstance(self.data, str):
+            return TASKS[kind_of(self.data).task]
+        return CLASSIFICATION if self.data.labelled else CLOSENESS
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -62,6 +78,7 @@ def as_images(
     hold_out: bool = True,
     pictures: Pictures | None = None,
     ignore_class_names: bool = False,
+    ignore_index: int = IGNORED,
 ) -> Images:
     """Convert the data of a public function: a SPEC, a DataLoader, tensors or batches.
 
@@ -82,6 +99,7 @@ def as_images(
             hold_out,
             pictures=pictures or Pictures(),
             ignore_class_names=ignore_class_names,
+            ignore_index=ignore_index,
         )
     if normalize is not None or download:
         raise SettingError(
@@ -105,11 +123,12 @@ def images_for(
 ) -> Data:
     """Load images at the network's input size; the seed selects the held-out ones.
 
-    With `missing_ok`, there may be no images of some of the network's classes.
+    The task says what their targets are. With `missing_ok`, there may be no images of some of the
+    network's classes.
     """
     shape, hold_out = image_shape(network.input_shape), images.hold_out
     if not isinstance(images.data, str):
-        labels = _classes_of(network) if task.labels else None
+        labels = _classes_of(network) if task.targets == "classes" else None
         return own_data(images.data, images.validation, shape, labels, seed=seed, hold_out=hold_out)
     data = open_data(
         images.data,
@@ -120,7 +139,11 @@ def images_for(
         recorded_pictures=network.notes.get("pictures"),
         download=images.download,
         hold_out=hold_out,
+        classes=_count_maps(_trial_outputs(network)) if task.targets == "maps" else 0,
+        ignore_index=images.ignore_index,
     )
+    if task.targets != "classes":
+        return data
     names = () if images.ignore_class_names else class_names(network)
     return in_network_order(data, names, missing_ok) if names else data
 
@@ -161,7 +184,10 @@ def open_network_and_data(
             network = replace(network, input_shape=shape)
         data = images_for(network, replace(images, download=download), seed, task)
     classes = len(data.classes)
-    if spec.startswith("random:") and source.classes is None:
+    if task.targets != "classes":
+        if source.new_head:
+            raise SettingError("--new-head is for classifiers: images need labels in class folders")
+    elif spec.startswith("random:") and source.classes is None:
         network = open_network(spec, source.arch, classes, network.input_shape, seed)
     elif source.new_head:
         network = with_new_head(network, classes, seed)
@@ -184,7 +210,7 @@ def open_teacher(
     checkpoint: str, arch: str | None, network: Network, data: Data, images: Images, task: Task
 ) -> Network:
     """Load a teacher with the same classes; its architecture is the network's unless given."""
-    classes = None if arch is None else len(data.classes)
+    classes = None if arch is None else len(data.classes) or None
     try:
         teacher = open_network(checkpoint, arch, classes, usual=network.arch)
         teacher.model.float()
@@ -197,6 +223,8 @@ def open_teacher(
 def check_teacher(teacher: Network, data: Data, images: Images, task: Task) -> None:
     """A teacher must run on the images, and have the same classes in the same order."""
     check_outputs(teacher.model, in_memory_format(teacher.model, data), task)
+    if task.targets != "classes":
+        return
     if not isinstance(images.data, str) or images.ignore_class_names:
         return
     names = class_names(teacher)
@@ -208,7 +236,7 @@ def check_teacher(teacher: Network, data: Data, images: Images, task: Task) -> N
 
 
 def check_outputs(model: nn.Module, data: Data, task: Task = CLASSIFICATION) -> None:
-    """Raise unless the network runs on the images and, for classification, has one logit per class.
+    """Raise unless the network runs on the images and has an output for each class, if any.
 
     Raises:
         ModelError: The network fails, or its output is not a tensor of images × classes.
@@ -217,7 +245,11 @@ def check_outputs(model: nn.Module, data: Data, task: Task = CLASSIFICATION) -> 
     images = next(in_order(data.validation, Serving(data.feed, 2, torch.device("cpu"))))[0]
     with evaluating(model), torch.no_grad():
         outputs = forward(model, images)
-    if task.labels and _count_classes(outputs) != len(data.classes):
+    if task.targets == "maps" and _count_maps(outputs) != len(data.classes):
+        raise DataError(
+            f"the network has {_count_maps(outputs)} classes, and the labels {len(data.classes)}"
+        )
+    if task.targets == "classes" and _count_classes(outputs) != len(data.classes):
         raise DataError(
             f"the network has {_count_classes(outputs)} outputs, but {data.spec} has "
             f"{len(data.classes)} classes: is it the right data? (legr finetune --new-head "
@@ -236,11 +268,16 @@ def _trial_outputs(network: Network) -> Any:
         return forward(network.model, torch.zeros(2, *image_shape(network.input_shape)))
 
 
+def _count_maps(outputs: Any) -> int:
+    """Number of classes in a segmenter's output."""
+    return class_maps(outputs).shape[1]
+
+
 def _count_classes(outputs: Any) -> int:
     """Number of classes in a classifier's output."""
     if not isinstance(outputs, Tensor) or outputs.ndim != 2:
         raise ModelError(
-            "the network must return one tensor of images × classes; for other tasks, call legr "
-            "from Python with loss= and score="
+            "the network must return one tensor of images × classes: for label pictures pass "
+            "pairs:DIR, for images without labels images:DIR, for any other task --loss and --score"
         )
     return outputs.shape[1]

@@ -1,6 +1,5 @@
 """The training loop, BatchNorm recalibration and evaluation that every part of legr uses."""
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -8,12 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from legr_cli.channels.structures import map_tensors
 from legr_cli.data.batches import Batch
 from legr_cli.errors import LegrError, ModelError, first_line
-from legr_cli.training.scores import CLASSIFICATION, Score, Task
+from legr_cli.training.scores import Score
+from legr_cli.training.tasks import CLASSIFICATION, Task, in_single_precision
 
-Loss = Callable[[Any, Tensor, Tensor], Tensor]  # outputs, images, targets → mean over the batch
-StepCallback = Callable[[int, Any, Tensor, Tensor], None]  # step, outputs, targets, loss
+Loss = Callable[[Any, Tensor, Any], Tensor]  # outputs, images, targets → mean over the batch
+StepCallback = Callable[[int, Any, Any, Tensor], None]  # step, outputs, targets, loss
 
 
 def sgd(
@@ -32,7 +33,7 @@ def sgd(
 def task_loss(task: Task = CLASSIFICATION) -> Loss:
     """The loss of a task, without a teacher or label smoothing."""
 
-    def loss(outputs: Any, _images: Tensor, targets: Tensor) -> Tensor:
+    def loss(outputs: Any, _images: Tensor, targets: Any) -> Tensor:
         return task.loss(outputs, targets, 0.0)
 
     return loss
@@ -54,7 +55,7 @@ class Trainer:
         device = next(model.parameters()).device.type
         self.scaler = torch.amp.GradScaler(device, enabled=half == torch.float16)
 
-    def step(self, images: Tensor, targets: Tensor) -> tuple[Any, Tensor]:
+    def step(self, images: Tensor, targets: Any) -> tuple[Any, Tensor]:
         """Train on one batch; return the outputs and the loss from before the update."""
         try:
             return self._step(images, targets)
@@ -63,12 +64,11 @@ class Trainer:
         except Exception as error:
             raise ModelError(f"the network cannot be trained: {first_line(error)}") from error
 
-    def _step(self, images: Tensor, targets: Tensor) -> tuple[Any, Tensor]:
+    def _step(self, images: Tensor, targets: Any) -> tuple[Any, Tensor]:
         """Forward pass, backward pass and update."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(images.device.type, self.half, enabled=self.half is not None):
-            outputs = forward(self.model, images)
-        outputs = outputs.float() if isinstance(outputs, Tensor) else outputs
+            outputs = in_single_precision(forward(self.model, images))
         loss = self.loss(outputs, images, targets)
         self.scaler.scale(loss).backward()
         if self.clip:
@@ -77,8 +77,7 @@ class Trainer:
             nn.utils.clip_grad_norm_(parameters, self.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        outputs = outputs.detach() if isinstance(outputs, Tensor) else outputs
-        return outputs, loss.detach()
+        return map_tensors(outputs, Tensor.detach), loss.detach()
 
 
 def train(
@@ -156,14 +155,12 @@ def evaluate(
     model.eval()
     rows: list[Tensor] = []
     for images, targets in batches:
-        if not len(targets):
-            continue  # the last batch may be too small for every process to get a share
-        outputs = forward(model, images)
-        outputs = outputs.float() if isinstance(outputs, Tensor) else outputs
-        rows.append(task.sums(outputs, targets))
+        if len(images):  # the last batch may be too small for every process to get a share
+            rows.append(task.sums(in_single_precision(forward(model, images)), targets))
+    if len({row.shape for row in rows}) > 1:
+        raise ModelError(
+            "the network's outputs change from image to image: use --module for a part whose "
+            "outputs do not, such as a detector's backbone"
+        )
     # Copied to the CPU once, at the end: every copy waits for the device.
-    sums = torch.stack(rows).cpu().double().sum(0) if rows else torch.zeros(4, dtype=torch.double)
-    score, top5, loss, count = reduce(sums).tolist()
-    return Score(
-        score / count, None if math.isnan(top5) else top5 / count, loss / count, round(count)
-    )
+    return task.score(reduce(torch.stack(rows).cpu().double().sum(0)).tolist())

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from legr_cli.channels.structures import tensors
 from legr_cli.errors import TrainingError
 from legr_cli.settings import Training
-from legr_cli.training.scores import Task
+from legr_cli.training.tasks import Task
 
 _INTERVAL = 0.5  # seconds between reports; each one waits for the device
 
@@ -24,7 +25,7 @@ class StepProgress:
     step: int  # completed steps of this epoch
     steps: int
     loss: float  # mean over this epoch's images so far
-    accuracy: float | None  # on the same images, each before its step; None for custom tasks
+    accuracy: float | None  # on the same images, each before its step; None for other tasks
     images_per_second: float
 
 
@@ -49,13 +50,14 @@ class Meter:
         self.step, self.started = 0, time.perf_counter()
         self.last_report = self.started
 
-    def add(self, step: int, outputs: Any, targets: Tensor, loss: Tensor) -> None:
+    def add(self, step: int, outputs: Any, targets: Any, loss: Tensor) -> None:
         """Add the results of a step."""
-        count = torch.full_like(loss, len(targets))
+        images = len(tensors(outputs)[0])
+        count = torch.full_like(loss, images)
         correct = count * 0
-        if self.task.is_accuracy:
+        if self.task.is_classification:
             correct = (outputs.argmax(1) == targets).sum()
-        self.sums += torch.stack([loss * len(targets), correct, count])
+        self.sums += torch.stack([loss * images, correct, count])
         self.step = step + 1
 
     def report(self, callback: ProgressCallback) -> None:
@@ -75,7 +77,7 @@ class Meter:
             raise TrainingError(_divergence_message(self.settings, self.epoch))
         images = min(self.step * self.settings.batch_size, self.images)
         speed = images / (self.last_report - self.started)
-        accuracy = correct / count if self.task.is_accuracy else None
+        accuracy = correct / count if self.task.is_classification else None
         return StepProgress(self.epoch, self.step, self.steps, loss / count, accuracy, speed)
 
 

@@ -1,56 +1,57 @@
 """The training objective: the task's loss, and distillation from a teacher."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from legr_cli.data.feed import Feed
-from legr_cli.errors import ModelError
+from legr_cli.data.dataset import Data
+from legr_cli.data.feed import Feed, feed_for
+from legr_cli.models.network import Network
 from legr_cli.settings import Training
 from legr_cli.training.loop import Loss, forward
-from legr_cli.training.scores import Task
+from legr_cli.training.memory_format import in_memory_format
+from legr_cli.training.tasks import Reference, Task, in_single_precision, matching_loss
 
-Teacher = Callable[[Tensor], Tensor]  # images, normalized for the student → logits
 
-
-def objective(settings: Training, teacher: Teacher | None, task: Task) -> Loss:
+def objective(settings: Training, teacher: Reference | None, task: Task) -> Loss:
     """Return the loss, combined with distillation if there is a teacher.
 
-    (1 − w) · loss + w · T² · KL(teacher ‖ network), both softened with temperature T.
+    (1 − w) · loss + w · matching_loss(outputs, the teacher's outputs, T); without labels, only the
+    latter.
     """
     smoothing, temperature = settings.label_smoothing, settings.temperature
     weight = settings.teacher_weight
 
-    def loss(outputs: Any, images: Tensor, targets: Tensor) -> Tensor:
-        hard = task.loss(outputs, targets, smoothing)
+    def loss(outputs: Any, images: Tensor, targets: Any) -> Tensor:
         if teacher is None:
-            return hard
-        soft = F.kl_div(
-            F.log_softmax(_one_tensor(outputs) / temperature, 1),
-            F.log_softmax(teacher(images) / temperature, 1),
-            reduction="batchmean",
-            log_target=True,
-        )
-        return (1 - weight) * hard + weight * temperature**2 * soft
+            return task.loss(outputs, targets, smoothing)
+        soft = matching_loss(outputs, teacher(images), temperature)
+        if task.needs_reference:
+            return soft
+        return (1 - weight) * task.loss(outputs, targets, smoothing) + weight * soft
 
     return loss
 
 
-def _one_tensor(outputs: Any) -> Tensor:
-    """Check that a network has a single output, which distillation can compare."""
-    if not isinstance(outputs, Tensor):
-        raise ModelError(
-            f"distillation needs networks with one output tensor, got a {type(outputs).__name__}"
-        )
-    return outputs
+def reference_from(
+    network: Network, data: Data, device: torch.device, half: torch.dtype | None = None
+) -> Reference:
+    """Return a network that takes images prepared for another one, and outputs float32.
+
+    `data` prepares the images; the network normalizes them again if it was trained with other
+    statistics. `half` is the dtype of autocast; None turns it off.
+    """
+    feed, model = data.feed, network.model.float()
+    own_format = in_memory_format(model, data).feed
+    own_feed = feed_for(own_format, network.notes.get("statistics"))
+    model.to(device, memory_format=own_feed.memory_format)  # type: ignore[call-overload]
+    return teacher_from(model, half, own_feed, feed)
 
 
 def teacher_from(
     model: nn.Module, half: torch.dtype | None, teacher_feed: Feed, feed: Feed
-) -> Teacher:
+) -> Reference:
     """Return a teacher that takes images normalized by `feed`, but was trained on `teacher_feed`.
 
     `half` is the dtype of autocast; None turns it off.
@@ -61,14 +62,14 @@ def teacher_from(
     )
 
     @torch.no_grad()
-    def teach(images: Tensor) -> Tensor:
+    def teach(images: Tensor) -> Any:
         if teacher_feed.channels_last != feed.channels_last and images.ndim == 4:
             images = images.contiguous(memory_format=teacher_feed.memory_format)
         if teacher_feed.statistics != feed.statistics:
             images = images * scale.to(images.device) + shift.to(images.device)
         with torch.autocast(images.device.type, half, enabled=half is not None):
             outputs = forward(model, images)
-        return _one_tensor(outputs).float()
+        return in_single_precision(outputs)
 
     return teach
 

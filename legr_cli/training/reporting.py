@@ -6,7 +6,7 @@ from legr_cli.progress import Message, Progress, Report, resume_text
 from legr_cli.training.meter import StepProgress
 from legr_cli.training.result import TrainingCallbacks
 from legr_cli.training.run import Run
-from legr_cli.training.scores import format_score
+from legr_cli.training.scores import headline, shown
 from legr_cli.training.setup import TrainingSetup
 
 
@@ -31,7 +31,7 @@ def training_callbacks(
     def epoch(line: Line) -> None:
         facts = [
             f"loss {line['train_loss']:.4f}",
-            f"{_measured_on(run.data)} {format_score(setup.task, line['accuracy'])}",
+            f"{_measured_on(run.data)} {shown(line)}",
             f"{line['images_per_second']:.0f} images/s",
             *_best(run),
         ]
@@ -48,10 +48,9 @@ def _measured_on(data: Data) -> str:
 
 def _best(run: Run) -> list[str]:
     """`["best 91.20% (#3)"]`; empty before the first epoch, and if no images are held out."""
-    best = run.best_so_far
-    if not best["best_epoch"] or not run.data.held_out:
+    if run.best_line is None or not run.data.held_out:
         return []
-    return [f"best {format_score(run.task, best['best_accuracy'])} (#{best['best_epoch']:.0f})"]
+    return [f"best {shown(run.best_line)} (#{run.best_so_far['best_epoch']:.0f})"]
 
 
 def _opening_messages(
@@ -72,9 +71,7 @@ def _opening_messages(
         *doubts(data),
     ]
     if before is not None:  # on resume, only the leader knows it
-        name = "accuracy" if setup.task.is_accuracy else "score"
-        score = format_score(setup.task, before["accuracy"])
-        messages.append(f"validation {name} before training: {score}")
+        messages.append(f"validation {headline(before)} before training: {shown(before)}")
     if group.size > 1:
         messages.append(
             f"{group.size} processes with {settings.batch_size // group.size} images per batch each"

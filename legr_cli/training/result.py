@@ -62,7 +62,8 @@ def train_to_end(
 def _results(run: Run, lines: dict[int, Line], test: Line | None) -> Line:
     """Scores of the best network, and the duration of the training."""
     epoch = int(run.best_so_far["best_epoch"])
-    best = {key: lines[epoch][key] for key in ("accuracy", "loss")}
+    keys = ("accuracy", "score", "figures", "loss")
+    best = {key: lines[epoch][key] for key in keys if key in lines[epoch]}
     best["images"] = len(run.data.validation)
     return {
         "epochs": run.epoch,

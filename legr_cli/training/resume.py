@@ -22,9 +22,9 @@ from legr_cli.journal import (
     Journal,
     JournalFormat,
     Line,
-    is_accuracy,
     is_loss,
     is_score,
+    is_scored,
     journal,
     read_header,
 )
@@ -48,7 +48,7 @@ def _is_sound(line: Line, _settings: Line) -> bool:
     return (
         type(number) is int
         and number >= 1
-        and is_accuracy(line.get("accuracy"))
+        and is_scored(line)
         and is_loss(line.get("loss", math.inf))
         and isinstance(seconds := line.get("seconds"), int | float)
         and 0 <= seconds < 1e12

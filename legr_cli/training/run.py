@@ -22,12 +22,13 @@ from legr_cli.training.devices import seeded
 from legr_cli.training.ema import ema_model
 from legr_cli.training.loop import Trainer, evaluate, sgd, train
 from legr_cli.training.meter import Meter, ProgressCallback, StepProgress
-from legr_cli.training.objective import Teacher, objective
+from legr_cli.training.objective import objective
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.recipes import rate
-from legr_cli.training.scores import CLASSIFICATION, Score, Task, finite_or_none
+from legr_cli.training.scores import Score, score_in
+from legr_cli.training.tasks import CLASSIFICATION, Reference, Task, with_targets
 
-_BEST_SO_FAR = ("epoch", "best_epoch", "best_accuracy", "best_loss")
+_BEST_SO_FAR = ("epoch", "best_epoch", "best_score", "best_loss")
 
 
 class Run:
@@ -41,12 +42,13 @@ class Run:
         group: ProcessGroup,
         *,
         task: Task = CLASSIFICATION,
-        teacher: Teacher | None = None,
+        teacher: Reference | None = None,
         half: torch.dtype | None = None,
         compiled: bool = False,
         loaders: int | None = None,
     ) -> None:
         self.data, self.settings, self.group, self.task = data, settings, group, task
+        self.teacher = teacher
         self._serving = _serving(
             data, settings, group, group.loaders if loaders is None else loaders
         )
@@ -69,6 +71,7 @@ class Run:
             wrapped, optimizer, objective(settings, teacher, task), half, settings.clip
         )
         self._best = {n: t.clone() for n, t in self.result.state_dict().items()}
+        self.best_line: Line | None = None  # the best epoch's scores
         self._best_so_far = torch.tensor([0, 0, -math.inf, math.inf], dtype=torch.double)
         self._scaler_state = torch.zeros(2, dtype=torch.double)  # scale and growth tracker
 
@@ -79,7 +82,7 @@ class Run:
 
     @property
     def best_so_far(self) -> dict[str, float]:
-        """Number of completed epochs, the best one, and its accuracy and loss."""
+        """Number of completed epochs, the best one, and its score and loss."""
         return dict(zip(_BEST_SO_FAR, self._best_so_far.tolist(), strict=True))
 
     @property
@@ -113,7 +116,7 @@ class Run:
     def replay(self, lines: Iterable[Line]) -> None:
         """Count the epochs that the journal records."""
         for line in lines:
-            self._count_epoch(line["accuracy"], line["loss"])
+            self._count_epoch(line)
 
     def synchronize(self) -> None:
         """Give all processes the state that the leader has restored."""
@@ -130,8 +133,8 @@ class Run:
         start = time.perf_counter()
         training = self._train(on_progress)
         trained = time.perf_counter()
-        score = self.measure(self.data.validation)
-        if self._count_epoch(score.accuracy, finite_or_none(score.loss)):
+        score = self.measure(self.data.validation).line()
+        if self._count_epoch(score):
             for name, tensor in self.result.state_dict().items():
                 self._best[name].copy_(tensor)
         end = time.perf_counter()
@@ -140,8 +143,7 @@ class Run:
             "lr": rate(self.settings, self.epoch - 1 + 0.5 / self.steps),
             "train_loss": training.loss,
             "train_accuracy": training.accuracy,
-            "accuracy": score.accuracy,
-            "loss": finite_or_none(score.loss),
+            **{key: value for key, value in score.items() if key != "images"},
             "best": self.best_so_far["best_epoch"] == self.epoch,
             "images_per_second": round(training.images_per_second, 1),
             "seconds": round(end - start, 3),
@@ -157,7 +159,7 @@ class Run:
         def lr(step: int) -> float:
             return rate(settings, epoch + (step + 0.5) / self.steps)
 
-        def on_step(step: int, outputs: Any, targets: Tensor, loss: Tensor) -> None:
+        def on_step(step: int, outputs: Any, targets: Any, loss: Tensor) -> None:
             if self._ema is not None:
                 self._ema.update_parameters(self.model)
             meter.add(step, outputs, targets, loss)
@@ -179,15 +181,16 @@ class Run:
             self._scaler_state[:] = torch.tensor([scaler["scale"], scaler["_growth_tracker"]])
         return meter.progress(group.sum(meter.sums))
 
-    def _count_epoch(self, accuracy: float, loss: float | None) -> bool:
+    def _count_epoch(self, line: Line) -> bool:
         """Count a completed epoch; return whether it is the best so far."""
         self._best_so_far[0] += 1
-        loss = math.inf if loss is None else loss
+        score, loss = score_in(line), math.inf if line["loss"] is None else line["loss"]
         best = self.best_so_far
-        better = (accuracy, -loss) > (best["best_accuracy"], -best["best_loss"])
+        better = (score, -loss) > (best["best_score"], -best["best_loss"])
         better = better or not self.data.held_out  # no validation score to choose by: keep the last
         if better:
-            self._best_so_far[1:] = torch.tensor([self.epoch, accuracy, loss], dtype=torch.double)
+            self.best_line = line
+            self._best_so_far[1:] = torch.tensor([self.epoch, score, loss], dtype=torch.double)
         return better
 
     def load_best(self) -> nn.Module:
@@ -201,7 +204,8 @@ class Run:
         serving = Serving(
             self.data.feed, 250, group.device, group.rank, group.size, self._serving.loaders
         )
-        return evaluate(self.result, in_order(part, serving), self.task, group.sum)
+        batches = with_targets(self.task, in_order(part, serving), self.teacher)
+        return evaluate(self.result, batches, self.task, group.sum)
 
 
 def _prepared(model: nn.Module) -> nn.Module:
@@ -243,6 +247,11 @@ def _serving(data: Data, settings: Training, group: ProcessGroup, loaders: int) 
         raise SettingError(
             f"--batch-size {size} cannot be split between {group.size} processes: pass a multiple "
             f"of {group.size}, at least {2 * group.size}"
+        )
+    fewest = min(len(part) for part in (data.validation, data.test) if part is not None)
+    if fewest < group.size:
+        raise SettingError(
+            f"there are fewer images to measure on ({fewest}) than processes: start fewer"
         )
     if len(data.train) < size and group.size > 1:
         raise SettingError(

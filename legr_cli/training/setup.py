@@ -9,18 +9,16 @@ import torch
 from torch import nn
 
 from legr_cli.data.dataset import Data
-from legr_cli.data.feed import feed_for
 from legr_cli.journal import Line
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.network import Network
 from legr_cli.settings import Training
 from legr_cli.training.devices import half_precision
-from legr_cli.training.memory_format import in_memory_format
-from legr_cli.training.objective import Teacher, teacher_from
+from legr_cli.training.objective import reference_from
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.resume import run_key
 from legr_cli.training.run import Run
-from legr_cli.training.scores import CLASSIFICATION, Task
+from legr_cli.training.tasks import CLASSIFICATION, Reference, Task
 from legr_cli.version import __version__
 
 
@@ -55,15 +53,11 @@ class TrainingSetup:
             loaders=loaders,
         )
 
-    def _teacher(self) -> Teacher | None:
+    def _teacher(self) -> Reference | None:
         """The teacher on the device; it sees the same images with its own normalization."""
         if self.teacher is None:
             return None
-        feed, model = self.data.feed, self.teacher.model.float()
-        own_format = in_memory_format(model, self.data).feed
-        teacher_feed = feed_for(own_format, self.teacher.notes.get("statistics"))
-        model.to(self.group.device, memory_format=teacher_feed.memory_format)  # type: ignore[call-overload]
-        return teacher_from(model, self.half, teacher_feed, feed)
+        return reference_from(self.teacher, self.data, self.group.device, self.half)
 
     def trained_network(self, model: nn.Module, header: Line, results: Line) -> Network:
         """The trained network, with notes that record its training."""

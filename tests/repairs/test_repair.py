@@ -22,7 +22,7 @@ from legr_cli.errors import CheckpointError, DataError, LegrError, ModelError, S
 from legr_cli.models.card import attach_card, card_of
 from legr_cli.models.network import as_network
 from legr_cli.progress import Event, Progress
-from legr_cli.repairs.closeness import Divergence, divergences
+from legr_cli.repairs.closeness import Closeness, closeness_sums, divergences
 from legr_cli.repairs.pictures import RepairImages
 from legr_cli.repairs.repair import repair_network
 from legr_cli.settings import Repair
@@ -137,19 +137,22 @@ def test_too_few_pictures_are_said() -> None:
 
 def test_divergence_by_hand() -> None:
     probabilities = torch.tensor([[0.5, 0.5], [0.25, 0.75]])
-    classes = Divergence()
-    classes.add(probabilities.log(), torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log())
+    uniform = torch.tensor([[0.5, 0.5], [0.5, 0.5]])
+    classes = Closeness(closeness_sums(probabilities.log(), uniform.log()).tolist())
     # image 2: ½ log(½ ÷ ¼) + ½ log(½ ÷ ¾)
-    assert classes.value == pytest.approx((0.5 * torch.tensor(4 / 3).log()) / 2)
-    others = Divergence()
+    assert classes.divergence == pytest.approx((0.5 * torch.tensor(4 / 3).log()) / 2)
+    assert classes.figure == ("agreement", 0.5)  # ties go to the first class
+    sums = []
     for part in (slice(0, 1), slice(1, 2)):
         dense = {"boxes": torch.tensor([[[1.0, 3.0]], [[5.0, 7.0]]])[part], "id": torch.tensor([4])}
         found = {"boxes": dense["boxes"] + 1, "id": torch.tensor([4 + (part.start or 0)])}
-        others.add(found, dense)
-    assert others.value == pytest.approx(4 / 20 + 1 / 2)  # Σ error² / Σ (d − 4)², one id of two
-    broken = Divergence()
-    broken.add(torch.full((2, 3), torch.nan), torch.zeros(2, 3))
-    assert broken.value == float("inf")
+        sums.append(closeness_sums(found, dense))
+    others = Closeness(torch.stack(sums).sum(0).tolist())
+    # Σ error² / Σ (d − 4)², and one id of two
+    assert others.divergence == pytest.approx(4 / 20 + 1 / 2)
+    assert others.figure == ("relative error", pytest.approx(((4 / 20 + 1 / 2) / 2) ** 0.5))
+    broken = closeness_sums(torch.full((2, 3), torch.nan), torch.zeros(2, 3))
+    assert Closeness(broken.tolist()).divergence == float("inf")
 
 
 def trained(model: nn.Module) -> nn.Module:

@@ -13,7 +13,7 @@ from legr_cli.training.ema import ema_model
 from legr_cli.training.loop import Trainer, sgd, train
 from legr_cli.training.objective import objective, teacher_from
 from legr_cli.training.recipes import RECIPES, rate, settings_of
-from legr_cli.training.scores import CLASSIFICATION
+from legr_cli.training.tasks import CLASSIFICATION
 
 SCHEDULES = {  # recipe → epochs, and the learning rate in these (counted from 0)
     "cifar-train": (

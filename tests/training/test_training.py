@@ -32,8 +32,8 @@ def test_evaluate() -> None:
         math.log(math.exp(3) + math.exp(1) + 4) - 1,
         math.log(sum(math.exp(i) for i in range(6))) - 0,
     ]
-    assert score.accuracy == pytest.approx(1 / 3)
-    assert score.top5 == pytest.approx(2 / 3)
+    assert score.value == pytest.approx(1 / 3)
+    assert score.figures["top 5"] == pytest.approx(2 / 3)
     assert score.loss == pytest.approx(sum(losses) / 3, rel=1e-6)
     assert score.images == 3
 
