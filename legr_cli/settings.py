@@ -172,6 +172,7 @@ class Bench:
             check_within(self, core=(0, 100_000))
 
 
+OUTPUTS = ("classes", "values")  # what outputs of images × numbers are
 MANY, LARGEST_SEED = 10**6, 2**63 - 1
 
 
@@ -182,9 +183,12 @@ class Repair:
     images: int = 512
     ridge: float = 0.1  # weight of ‖Δ‖², relative to the mean square of the layer's inputs
     seed: int = 0  # chooses the images
+    outputs: str | None = None  # one of OUTPUTS; None: what the network's file records
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.outputs is not None:
+            check_choice(self, outputs=OUTPUTS)
         check_within(self, images=(2, MANY), ridge=(1e-9, 1e6), seed=(0, LARGEST_SEED))
 
 

@@ -21,3 +21,29 @@ def folders(root: Path, per_class: int = 10, size: tuple[int, int] = (32, 32)) -
         for i in range(2):
             paint(root / "test" / name / f"{i:03}.png", size, 1000 + 100 * label + i)
     return root
+
+
+def squares(seed: int, size: tuple[int, int] = (32, 24)) -> tuple[np.ndarray, np.ndarray]:
+    """A noisy picture of a red square (class 1) and a green one (2), and its labels."""
+    rng = np.random.default_rng(seed)
+    picture = rng.integers(60, size=(size[1], size[0], 3), dtype=np.uint8)
+    labels = np.zeros((size[1], size[0]), np.uint8)
+    for number in (1, 2):
+        top, left = rng.integers(size[1] - 9), rng.integers(size[0] - 9)
+        labels[top : top + 9, left : left + 9] = number
+    picture[labels == 1, 0] = 220
+    picture[labels == 2, 1] = 220
+    return picture, labels
+
+
+def pairs(root: Path, counts: dict[str, int], size: tuple[int, int] = (32, 24)) -> Path:
+    """Splits of pictures and, in folders beside them, label pictures."""
+    seed = 0
+    for split, count in counts.items():
+        for number in range(count):
+            for folder, values in zip((split, f"{split}-labels"), squares(seed, size), strict=True):
+                path = root / folder / f"{number:03}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(values).save(path)
+            seed += 1
+    return root

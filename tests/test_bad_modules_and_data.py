@@ -51,7 +51,7 @@ WITHOUT_DATA: dict[str, Function] = {
 }
 DATA: dict[str, tuple[Callable[[], Any], str]] = {
     "a number": (lambda: 5, "int"),
-    "one tensor": (lambda: batch()[0], "Tensor"),
+    "words": (lambda: [(batch()[0], "cat")], "pairs of tensors"),
     "an empty list": (list, "empty"),
     "an empty loader": (
         lambda: DataLoader(TensorDataset(torch.zeros(0, *SHAPE), torch.zeros(0))),
@@ -121,7 +121,7 @@ def refused(error: type[LegrError], words: str, call: Callable[[], object], out:
 
 @pytest.mark.parametrize(
     "data",
-    [name for name in DATA if "labels" not in name and name != "one tensor"],
+    [name for name in DATA if "labels" not in name and name != "words"],
 )
 def test_bad_pictures_to_repair_with(data: str, dense: nn.Module, tmp_path: Path) -> None:
     make, words = DATA[data]

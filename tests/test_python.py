@@ -144,12 +144,13 @@ def test_own_score_and_loss_decide(dense: nn.Module) -> None:
 
     data = (images, targets)
     before = legr_cli.evaluate(dense, data, loss=loss)
-    assert before.accuracy == pytest.approx(-before.loss)
-    assert before.top5 is None
+    assert before.score == pytest.approx(-before.loss)
+    assert before.figures == {"score": before.score}
+    assert before.accuracy is before.top5 is None
     tuned = legr_cli.finetune(dense, data, loss=loss, epochs=3, batch_size=8, lr=0.01)
     assert legr_cli.evaluate(tuned, data, loss=loss).loss < before.loss
     ranking = legr_cli.learn(dense, data, loss=loss, flops=0.6, fitness="finetune", candidates=2)
-    assert ranking.notes["best"]["accuracy"] <= 0
+    assert ranking.notes["best"]["score"] <= 0
     with pytest.raises(ModelError, match="one number"):
         legr_cli.evaluate(dense, data, loss=loss, score=lambda outputs, _: outputs)
 
@@ -199,7 +200,11 @@ BAD: dict[str, tuple[type[LegrError], str, Call]] = {
             m, DataLoader(TensorDataset(torch.zeros(0, *SHAPE), torch.zeros(0))), out=out
         ),
     ),
-    "no pairs": (DataError, "pairs", lambda m, out: legr_cli.finetune(m, [batch()[0]], out=out)),
+    "no pairs": (
+        DataError,
+        "pairs",
+        lambda m, out: legr_cli.finetune(m, [(batch()[0], "cat")], out=out),
+    ),
     "shapes change": (
         DataError,
         "3x8x8",

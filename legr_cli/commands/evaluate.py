@@ -1,7 +1,5 @@
 """`legr evaluate`."""
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -87,6 +85,7 @@ def evaluate(
     ] = None,
     score: options.ScoreFunction = None,
     loss: options.LossFunction = None,
+    outputs: options.Outputs = None,
     ignore_index: options.IgnoreIndex = 255,
     normalize: options.Normalize = None,
     resize: options.Resize = None,
@@ -116,13 +115,12 @@ def evaluate(
     """
     from legr_cli.commands.evaluate_view import show_scores
     from legr_cli.commands.output import spinner
-    from legr_cli.models.network import Network, in_single_precision, open_network
-    from legr_cli.models.peers import open_peers
+    from legr_cli.models.peers import open_peers, peer_opener
     from legr_cli.shapes import parse_input
     from legr_cli.training.evaluate import evaluate_each
 
     images = options.images_from(locals())
-    task = options.task_from(locals(), images, against is not None)
+    task = options.task_from(locals(), images, networks[0], against is not None)
     names: list[str] = []  # in the order in which the networks are opened
     with spinner("loading") as update:
 
@@ -130,17 +128,13 @@ def evaluate(
             names.append(name)
             update(f"evaluating {name} ({len(names)} of {len(networks)})")
 
-        def compared(name: str, peer: Network) -> Network:
-            return open_network(name, against_arch, None, peer.input_shape, usual=peer.arch)
-
-        peers = open_peers(
-            networks, arch, classes, parse_input(input_shape), weights, on_open=opening
-        )
+        shape = parse_input(input_shape)
+        peers = open_peers(networks, arch, classes, shape, weights, on_open=opening)
         found = evaluate_each(
-            (replace(peer, model=in_single_precision(peer.model)) for _, peer in peers),
+            (peer for _, peer in peers),
             images,
             split=split,
-            against=None if against is None else partial(compared, against),
+            against=peer_opener(against, against_arch),
             task=task,
             recalibrated=recalibrate,
             batch_size=batch_size,

@@ -64,6 +64,7 @@ def finetune(
     ] = False,
     score: options.ScoreFunction = None,
     loss: options.LossFunction = None,
+    outputs: options.Outputs = None,
     ignore_index: options.IgnoreIndex = 255,
     normalize: options.Normalize = None,
     resize: options.Resize = None,
@@ -123,7 +124,7 @@ def finetune(
 
     settings = training_options.training_settings(locals())
     images = options.images_from(locals())
-    task = options.task_from(locals(), images)
+    task = options.task_from(locals(), images, checkpoint)
     shape = parse_input(input_shape)
     source = NetworkSource(checkpoint, arch, classes, shape, new_head, weights)
     with resumable() as display:

@@ -94,6 +94,7 @@ def learn(
     min_keep: options.LayerMinKeep = None,
     score: options.ScoreFunction = None,
     loss: options.LossFunction = None,
+    outputs: options.Outputs = None,
     ignore_index: options.IgnoreIndex = 255,
     normalize: options.Normalize = None,
     resize: options.Resize = None,
@@ -149,7 +150,7 @@ def learn(
 
     given = locals()
     images, shape = options.images_from(given), parse_input(input_shape)
-    task, settings = options.task_from(given, images), _settings(given, images.task)
+    task, settings = options.task_from(given, images, checkpoint), _settings(given, images.task)
     with resumable() as display:
         result = learn_network(
             lambda: open_network(checkpoint, arch, classes, shape, weights=weights, module=module),

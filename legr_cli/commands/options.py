@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from legr_cli.errors import OutputError, SettingError
+from legr_cli.errors import CheckpointError, OutputError, SettingError
 from legr_cli.search.fitness import FITNESS
 
 if TYPE_CHECKING:
@@ -64,20 +65,29 @@ def images_from(given: dict[str, Any]) -> "Images":
     )
 
 
-def task_from(given: dict[str, Any], images: "Images", against: bool = False) -> "Task":
-    """The task that the data implies, with the user's own --loss and --score.
+def task_from(
+    given: dict[str, Any], images: "Images", network: str | None, against: bool = False
+) -> "Task":
+    """The task that the data implies, with the user's own --loss, --score and --outputs.
 
-    `against`: the targets are the outputs of another network, whatever the data.
+    What the outputs are is recorded in a network's file. `against`: the targets are the outputs of
+    another network, whatever the data.
     """
+    from legr_cli.models.card import read_notes
     from legr_cli.models.registry import imported
+    from legr_cli.repairs.closeness import recorded_outputs
     from legr_cli.training.tasks import CLOSENESS, task_for
 
     def function(name: str) -> Any:
         text = given[name]
         return text and imported(f"--{name}", text, name, "a function of outputs and targets")
 
+    outputs = given["outputs"]
+    if outputs is None and network is not None and Path(network).is_file():
+        with contextlib.suppress(CheckpointError):  # raised where the file is opened
+            outputs = recorded_outputs(read_notes(Path(network)))
     usual = CLOSENESS if against else images.task
-    return task_for(function("loss"), function("score"), usual)
+    return task_for(function("loss"), function("score"), usual, outputs)
 
 
 def within(name: str, least: int, most: int) -> Callable[[int | None], int | None]:
@@ -217,6 +227,18 @@ LossFunction = Annotated[
         rich_help_panel=IMAGES,
         help="Loss of your own: a function of outputs and targets that returns the mean over a "
         "batch. Defaults to cross entropy.",
+    ),
+]
+Outputs = Annotated[
+    str | None,
+    typer.Option(
+        "--outputs",
+        metavar="classes|values",
+        show_default="as recorded in the network's file, or classes",
+        rich_help_panel=IMAGES,
+        help="What outputs of images x numbers are, where they are compared with the dense "
+        "network's: scores of classes, or values such as angles and coordinates. Other outputs are "
+        "compared as values.",
     ),
 ]
 IgnoreIndex = Annotated[

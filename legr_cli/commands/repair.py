@@ -57,6 +57,7 @@ def repair(
             metavar="N", rich_help_panel=options.REPAIR, help="Random seed that chooses the images."
         ),
     ] = 0,
+    outputs: options.Outputs = None,
     normalize: options.Normalize = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
@@ -94,7 +95,7 @@ def repair(
 
     given = RepairData(
         data=data,
-        settings=Repair(images=images, ridge=ridge, seed=seed),
+        settings=Repair(images=images, ridge=ridge, seed=seed, outputs=outputs),
         normalize=normalize,
         pictures=Pictures(resize=resize, crop=crop),
         download=download,

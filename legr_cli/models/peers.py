@@ -36,6 +36,13 @@ def open_peers(
         yield name, network
 
 
+def peer_opener(name: str | None, arch: str | None) -> Callable[[Network], Network] | None:
+    """Opens a network beside another one, whose architecture and input size are the default."""
+    if name is None:
+        return None
+    return lambda peer: open_network(name, arch, None, peer.input_shape, usual=peer.arch)
+
+
 def _default_shape(reference: Card | None, name: str) -> Shapes | None:
     """Input shape for a network that may not record its own: that of the first network opened.
 

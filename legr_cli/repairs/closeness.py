@@ -3,11 +3,12 @@
 For one tensor of images × classes, the measure is the mean Kullback-Leibler divergence of the class
 distributions, in nats. For any other outputs it is the squared error over the variance of the dense
 output, summed over all tensors; of whole numbers, such as the result of argmax, the share that
-differs. 0 means equal; lower is closer.
+differs. 0 means equal; lower is closer. Where images × classes are numbers rather than class
+scores, such as angles, the caller says so (`values`).
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,7 @@ class Closeness:
         return errors
 
 
-def closeness_sums(outputs: Any, dense_outputs: Any) -> Tensor:
+def closeness_sums(outputs: Any, dense_outputs: Any, values: bool = False) -> Tensor:
     """Sums over a batch of outputs of both networks, to be added up over all batches.
 
     Number of images, divergence of class distributions, outputs whose top class is the same, and
@@ -70,11 +71,11 @@ def closeness_sums(outputs: Any, dense_outputs: Any) -> Tensor:
     """
     found, wanted = (list(map(_exact, of)) for of in of_structure(outputs, dense_outputs))
     same = count = divergence = wanted[0].new_zeros((), dtype=torch.double)
-    if has_classes(wanted):
+    if not values and has_classes(wanted):
         hits = found[0].argmax(1) == wanted[0].argmax(1)
         same, count = hits.sum().to(same), torch.full_like(same, hits.numel())
     errors = []
-    if is_classification(wanted):
+    if not values and is_classification(wanted):
         log_p, log_q = (F.log_softmax(t[0], 1) for t in (wanted, found))
         divergence = F.kl_div(log_q, log_p, reduction="sum", log_target=True)
     else:
@@ -127,16 +128,24 @@ def _sums(found: Tensor, wanted: Tensor) -> Tensor:
     return torch.stack([error, linear, square, error.new_tensor(wanted.numel())])
 
 
+def recorded_outputs(notes: Mapping[str, Any]) -> str | None:
+    """What outputs of images × numbers are, where a network's notes record it."""
+    return "values" if notes.get("outputs") == "values" else None
+
+
 @torch.no_grad()
 def divergences(
-    models: Sequence[nn.Module], dense: nn.Module, batches: Iterable[Tensor]
+    models: Sequence[nn.Module],
+    dense: nn.Module,
+    batches: Iterable[Tensor],
+    values: bool = False,
 ) -> list[float]:
     """The divergence of each network from the dense one on these images."""
     rows: list[list[Tensor]] = [[] for _ in models]
     for images in batches:
         wanted = _outputs(dense, images)
         for model, row in zip(models, rows, strict=True):
-            row.append(closeness_sums(_outputs(model, images), wanted))
+            row.append(closeness_sums(_outputs(model, images), wanted, values))
     return [Closeness(torch.stack(row).sum(0).tolist()).divergence for row in rows]
 
 

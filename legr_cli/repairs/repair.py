@@ -21,7 +21,7 @@ from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.kept import kept_units
 from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Message, Report, reporting, silent
-from legr_cli.repairs.closeness import divergences
+from legr_cli.repairs.closeness import divergences, recorded_outputs
 from legr_cli.repairs.layers import RepairedLayer, repair_layers
 from legr_cli.repairs.pictures import RepairData, RepairImages, choose_pictures
 from legr_cli.settings import Pictures as PictureSettings
@@ -56,6 +56,7 @@ def repair(
     images: int = 512,
     ridge: float = 0.1,
     seed: int = 0,
+    outputs: str | None = None,
     normalize: str | None = None,
     resize: str | None = None,
     crop: float | None = None,
@@ -79,6 +80,9 @@ def repair(
         ridge: Weight of the squared change, relative to the mean square of a layer's inputs. With
             few images, a larger one such as 1 may work better.
         seed: Random seed that chooses the images.
+        outputs: What outputs of images × numbers are, where closeness is judged: `"classes"` for
+            class scores, `"values"` for numbers such as angles. Defaults to what the network's card
+            records, or else to `"classes"`.
         normalize: For a SPEC: mean and standard deviation, as `--normalize` takes them.
         resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and
             `crop` default to what the network's card records, or else to the dataset's usual.
@@ -100,7 +104,7 @@ def repair(
     Example:
         >>> usable = legr_cli.repair(smaller, dense, "images:camera")
     """
-    settings = Repair(images=images, ridge=ridge, seed=seed)
+    settings = Repair(images=images, ridge=ridge, seed=seed, outputs=outputs)
     card = card_of(unwrap(smaller))
     if card is None:
         raise ModelError(
@@ -199,7 +203,8 @@ def _repair(
         seed=settings.seed,
         progress=progress,
     )
-    before, after = divergences([cut, repaired], units.flow.traced, pictures.held_out)
+    values = (settings.outputs or recorded_outputs(network.notes)) == "values"
+    before, after = divergences([cut, repaired], units.flow.traced, pictures.held_out, values)
     helped = after < before
     held_out = sum(map(len, pictures.held_out))
     notes = [*pictures.notes, *_advice(layers, pictures.count - held_out)]
@@ -225,7 +230,14 @@ def _repair(
     if helped:
         whole = put_back(network.model, network.module, repaired)
         result = replace(
-            network, model=whole, notes={**stays, **pictures.shown, "repaired": record}
+            network,
+            model=whole,
+            notes={
+                **stays,
+                **pictures.shown,
+                **({"outputs": "values"} if values else {}),
+                "repaired": record,
+            },
         )
     return RepairResult(
         result, helped, before, after, pictures.count, held_out, tuple(layers), tuple(notes)

@@ -193,7 +193,7 @@ class CandidateEvaluator:
                 yield images, wanted[0] if task.needs_reference else targets
 
         def sums(outputs: Any, targets: Any) -> torch.Tensor:
-            closeness.append(closeness_sums(outputs, *wanted))
+            closeness.append(closeness_sums(outputs, wanted[0], task.values))
             return task.sums(outputs, targets)
 
         score = evaluate(model, watched(), replace(task, sums=sums))

@@ -16,6 +16,7 @@ from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Message, Report, Status, interruptible, reporting, silent
 from legr_cli.pruning import analyze
 from legr_cli.ranking import Ranking, write_ranking
+from legr_cli.repairs.closeness import recorded_outputs
 from legr_cli.search.fitness import default_fitness, with_steps
 from legr_cli.search.history import HISTORY, history_of
 from legr_cli.search.reporting import opening_messages, progress_callback
@@ -67,6 +68,7 @@ def learn(
     settings: Search | None = None,
     loss: BatchFunction | None = None,
     score: BatchFunction | None = None,
+    outputs: str | None = None,
     validation: Any = None,
     input_shape: Sequence[int] | None = None,
     arch: str | Callable[..., nn.Module] | None = None,
@@ -101,6 +103,9 @@ def learn(
         loss: `loss(outputs, targets)`, the mean over a batch; cross entropy by default.
         score: `score(outputs, targets)`, the mean over a batch, higher is better; accuracy by
             default, or the negative loss if you pass only `loss`.
+        outputs: What outputs of images × numbers are, where they are compared with another
+            network's: `"classes"` for class scores, `"values"` for numbers such as angles. Defaults
+            to what the network's card records, or else to `"classes"`.
         validation: Your own held-out data, instead of a tenth of `data`.
         input_shape: Shape of one image; needed for a SPEC and a module that is not from legr.
         arch: `"module:factory"` of your own network; only needed for several workers.
@@ -155,7 +160,7 @@ def learn(
             path,
             resume=resume,
             force=force,
-            task=task_for(loss, score, images.task),
+            task=task_for(loss, score, images.task, outputs or recorded_outputs(network.notes)),
             device=device,
             progress=reporting(progress),
         ).ranking

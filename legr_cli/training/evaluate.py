@@ -13,7 +13,8 @@ from legr_cli.cost import count_flops
 from legr_cli.data.batches import Serving, in_order, shuffled
 from legr_cli.data.dataset import Data, Part, described, doubts
 from legr_cli.errors import DataError, SettingError
-from legr_cli.models.network import Network, as_network
+from legr_cli.models.network import Network, as_network, in_single_precision
+from legr_cli.repairs.closeness import recorded_outputs
 from legr_cli.settings import Pictures
 from legr_cli.training import loop
 from legr_cli.training.devices import choose
@@ -69,6 +70,7 @@ def evaluate(
     against: nn.Module | None = None,
     loss: BatchFunction | None = None,
     score: BatchFunction | None = None,
+    outputs: str | None = None,
     recalibrate: bool = False,
     input_shape: Sequence[int] | None = None,
     normalize: str | None = None,
@@ -94,6 +96,9 @@ def evaluate(
         score: `score(outputs, targets)`, the mean over a batch, higher is better; accuracy by
             default, or the negative loss if you pass only `loss`. With `against`, targets are the
             outputs of that network.
+        outputs: What outputs of images × numbers are, where they are compared with another
+            network's: `"classes"` for class scores, `"values"` for numbers such as angles. Defaults
+            to what the network's card records, or else to `"classes"`.
         recalibrate: First re-estimate BatchNorm statistics on 1,024 training images, in a copy.
         input_shape: Shape of one image; needed for a SPEC and a module that is not from legr.
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
@@ -136,7 +141,12 @@ def evaluate(
         against=None
         if against is None
         else lambda peer: as_network(against, peer.input_shape).copied(),
-        task=task_for(loss, score, images.task if against is None else CLOSENESS),
+        task=task_for(
+            loss,
+            score,
+            images.task if against is None else CLOSENESS,
+            outputs or recorded_outputs(network.notes),
+        ),
         recalibrated=recalibrate,
         batch_size=batch_size,
         seed=seed,
@@ -173,7 +183,8 @@ def evaluate_each(
     if batch_size < 1:
         raise SettingError(f"--batch-size must be at least 1, got {batch_size}")
     target, loaded = choose(device), dict[str, Data]()
-    for network in networks:
+    for opened in networks:
+        network = replace(opened, model=in_single_precision(opened.model))  # as images are
         recorded = [network.notes.get(key) for key in ("statistics", "pictures", "class_names")]
         key = repr((network.input_shape, recorded))
         if key not in loaded:

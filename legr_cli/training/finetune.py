@@ -15,6 +15,7 @@ from legr_cli.journal import Line
 from legr_cli.models.card import card_of, unwrap, with_command
 from legr_cli.models.network import Network, as_network
 from legr_cli.progress import Report, Status, interruptible, reporting, silent
+from legr_cli.repairs.closeness import recorded_outputs
 from legr_cli.settings import Pictures, Training, given
 from legr_cli.training.devices import amp_helps
 from legr_cli.training.evaluate import recalibrate_on
@@ -69,6 +70,7 @@ def finetune(
     teacher: nn.Module | None = None,
     loss: BatchFunction | None = None,
     score: BatchFunction | None = None,
+    outputs: str | None = None,
     validation: Any = None,
     input_shape: Sequence[int] | None = None,
     normalize: str | None = None,
@@ -107,6 +109,9 @@ def finetune(
         loss: `loss(outputs, targets)`, the mean over a batch; cross entropy by default.
         score: `score(outputs, targets)`, the mean over a batch, higher is better; accuracy by
             default, or the negative loss if you pass only `loss`.
+        outputs: What outputs of images × numbers are, where they are compared with another
+            network's: `"classes"` for class scores, `"values"` for numbers such as angles. Defaults
+            to what the network's card records, or else to `"classes"`.
         validation: Your own held-out data, instead of a tenth of `data`.
         input_shape: Shape of one image; needed for a SPEC and a module that is not from legr.
         normalize: For a SPEC: mean and standard deviation, in the format of `--normalize`.
@@ -161,7 +166,7 @@ def finetune(
             planned,
             RunFiles(path, resume, force),
             teacher=None if teacher is None else as_network(teacher, network.input_shape).copied(),
-            task=task_for(loss, score, images.task),
+            task=task_for(loss, score, images.task, outputs or recorded_outputs(network.notes)),
             device=device,
             progress=reporting(progress),
         )

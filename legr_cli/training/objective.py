@@ -26,7 +26,7 @@ def objective(settings: Training, teacher: Reference | None, task: Task) -> Loss
     def loss(outputs: Any, images: Tensor, targets: Any) -> Tensor:
         if teacher is None:
             return task.loss(outputs, targets, smoothing)
-        soft = matching_loss(outputs, teacher(images), temperature)
+        soft = matching_loss(outputs, teacher(images), temperature, task.values)
         if task.needs_reference:
             return soft
         return (1 - weight) * task.loss(outputs, targets, smoothing) + weight * soft

@@ -73,6 +73,7 @@ class TrainingSetup:
             "statistics": self.data.feed.statistics,
             "pictures": self.data.pictures,
             "class_names": self.data.class_names,
+            "outputs": "values" if self.task.values else None,
         }
         about_data = {key: value for key, value in known.items() if value}
         notes = {**self.network.notes, "legr": __version__, **about_data, "training": training}

@@ -7,7 +7,8 @@ network. A loss and a score of the user's own make a task of any other kind.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from legr_cli.channels.structures import map_tensors, tensors
 from legr_cli.data.pixels import IGNORED
-from legr_cli.errors import ModelError, first_line
+from legr_cli.errors import ModelError, SettingError, first_line
 from legr_cli.repairs.closeness import Closeness, closeness_sums, is_classification, of_structure
+from legr_cli.settings import OUTPUTS
 from legr_cli.training.scores import ACCURACY, WORST, Score
 
 BatchFunction = Callable[[Any, Any], Any]  # outputs, targets → mean over the batch
@@ -33,6 +35,7 @@ class Task:
     sums: Callable[[Any, Any], Tensor]  # outputs, targets → a vector, summed over all batches
     score: Callable[[list[float]], Score]  # from the sums over all batches
     targets: str = "any"  # or "classes", "maps" of classes, or "outputs" of the dense network
+    values: bool = False  # whether images × classes are numbers such as angles, not class scores
 
     @property
     def record(self) -> dict[str, str]:
@@ -136,14 +139,17 @@ def _segmentation_score(sums: list[float]) -> Score:
     return Score(mean_iou, loss / max(1.0, pixels), round(images), figures)
 
 
-def matching_loss(outputs: Any, wanted: Any, temperature: float = 1.0) -> Tensor:
+def matching_loss(
+    outputs: Any, wanted: Any, temperature: float = 1.0, values: bool = False
+) -> Tensor:
     """How far outputs are from those of the network to match.
 
     For images × classes it is T² · KL(wanted ‖ outputs), softened with temperature T; for any other
-    outputs the squared error over the variance of `wanted`, summed over all tensors.
+    outputs, and where these are `values`, the squared error over the variance of `wanted`, summed
+    over all tensors.
     """
     found, given = of_structure(outputs, wanted)
-    if is_classification(given):
+    if not values and is_classification(given):
         divergence = F.kl_div(
             F.log_softmax(found[0] / temperature, 1),
             F.log_softmax(given[0] / temperature, 1),
@@ -161,17 +167,24 @@ def matching_loss(outputs: Any, wanted: Any, temperature: float = 1.0) -> Tensor
     return torch.stack(losses).sum()
 
 
-def _closeness_loss(outputs: Any, wanted: Any, _smoothing: float) -> Tensor:
-    """How far outputs are from the dense network's, without softening."""
-    return matching_loss(outputs, wanted)
-
-
 def _closeness_score(sums: list[float]) -> Score:
     """Networks are chosen by their divergence; agreement or relative error are shown."""
     found = Closeness(sums)
     name, value = found.figure
     figures = {name: min(value, -WORST)}
     return Score(max(-found.divergence, WORST), found.divergence, found.images, figures)
+
+
+def _closeness(name: str, values: bool) -> Task:
+    """The task of matching another network's outputs."""
+
+    functions = partial(_closeness_loss, values=values), partial(closeness_sums, values=values)
+    return Task(name, *functions, _closeness_score, "outputs", values)
+
+
+def _closeness_loss(outputs: Any, wanted: Any, _smoothing: float, *, values: bool) -> Tensor:
+    """How far outputs are from the other network's, without softening."""
+    return matching_loss(outputs, wanted, values=values)
 
 
 TASKS = {
@@ -191,19 +204,28 @@ TASKS = {
             _segmentation_score,
             targets="maps",
         ),
-        Task("closeness", _closeness_loss, closeness_sums, _closeness_score, targets="outputs"),
+        _closeness("closeness", values=False),
+        _closeness("closeness of values", values=True),
     )
 }
-CLASSIFICATION, SEGMENTATION, CLOSENESS = TASKS.values()
+CLASSIFICATION, SEGMENTATION, CLOSENESS, CLOSENESS_OF_VALUES = TASKS.values()
 
 
 def task_for(
-    loss: BatchFunction | None, score: BatchFunction | None, usual: Task = CLASSIFICATION
+    loss: BatchFunction | None,
+    score: BatchFunction | None,
+    usual: Task = CLASSIFICATION,
+    outputs: str | None = None,
 ) -> Task:
     """The task with this loss and score; `usual`, which the data implies, if both are None.
 
     The default loss is that of `usual`. With a loss alone, the score is the negative loss.
+    `outputs` says what images × classes are, one of OUTPUTS; None: class scores.
     """
+    if outputs not in (None, *OUTPUTS):
+        raise SettingError(f"--outputs must be {' or '.join(OUTPUTS)}, got {outputs}")
+    if outputs == "values":
+        usual = CLOSENESS_OF_VALUES if usual.needs_reference else replace(usual, values=True)
     if loss is None and score is None:
         return usual
     for name, function in (("loss", loss), ("score", score)):
@@ -214,31 +236,48 @@ def task_for(
     if loss is not None and usual.needs_reference:
         raise ModelError("--loss needs labels, and these images have none: pass --score alone")
 
-    def batch_loss(outputs: Any, targets: Any, smoothing: float) -> Tensor:
-        if loss is None:
-            return usual.loss(outputs, targets, smoothing)
-        return _scalar("loss", loss, outputs, targets)
-
-    def sums(outputs: Any, targets: Any) -> Tensor:
-        mean_loss = batch_loss(outputs, targets, 0.0).detach().float()
-        mean_score = (
-            -mean_loss if score is None else _scalar("score", score, outputs, targets).detach()
-        )
-        count = torch.full_like(mean_loss, len(tensors(targets)[0]))
-        return torch.stack([mean_score.to(mean_loss) * count, mean_loss * count, count])
-
+    batch_loss = partial(_own_loss, loss=loss, usual=usual)
     shown_as = "score" if score is None else _qualified_name(score).rpartition(".")[2]
-
-    def means(totals: list[float]) -> Score:
-        value, mean_loss, images = totals
-        value = value / images
-        if not math.isfinite(value):
-            raise ModelError(f"{shown_as} gives {value}: a score must be a finite number")
-        return Score(value, mean_loss / images, round(images), {shown_as: value})
-
     parts = [usual.name if loss is None else _qualified_name(loss), _qualified_name(score or loss)]
-    targets = usual.targets if loss is None else "any"
-    return Task(", ".join(parts), batch_loss, sums, means, targets)
+    return Task(
+        ", ".join(parts),
+        batch_loss,
+        partial(_own_sums, loss=batch_loss, score=score),
+        partial(_own_score, name=shown_as),
+        usual.targets if loss is None else "any",
+        usual.values,
+    )
+
+
+def _own_loss(
+    outputs: Any, targets: Any, smoothing: float, *, loss: BatchFunction | None, usual: Task
+) -> Tensor:
+    """The user's loss of a batch, or the usual one."""
+    if loss is None:
+        return usual.loss(outputs, targets, smoothing)
+    return _scalar("loss", loss, outputs, targets)
+
+
+def _own_sums(
+    outputs: Any,
+    targets: Any,
+    *,
+    loss: Callable[[Any, Any, float], Tensor],
+    score: BatchFunction | None,
+) -> Tensor:
+    """The user's score and loss, times the number of images, and this number."""
+    mean_loss = loss(outputs, targets, 0.0).detach().float()
+    mean_score = -mean_loss if score is None else _scalar("score", score, outputs, targets).detach()
+    count = torch.full_like(mean_loss, len(tensors(targets)[0]))
+    return torch.stack([mean_score.to(mean_loss) * count, mean_loss * count, count])
+
+
+def _own_score(sums: list[float], *, name: str) -> Score:
+    """The user's score under the name of its function."""
+    value, loss, images = sums[0] / sums[2], sums[1] / sums[2], round(sums[2])
+    if name != "score" and not math.isfinite(value):
+        raise ModelError(f"{name} gives {value}: a score must be a finite number")
+    return Score(value if math.isfinite(value) else WORST, loss, images, {name: value})
 
 
 def _scalar(name: str, function: BatchFunction, outputs: Any, targets: Any) -> Tensor:
