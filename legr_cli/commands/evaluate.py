@@ -142,5 +142,4 @@ def evaluate(
             device=device,
         )
         scores = dict(zip(names, list(found), strict=True))
-    rows = [(name, scores[name]) for name in networks]
-    show_scores(rows, data, recalibrate, as_json, out)
+    show_scores([(name, scores[name]) for name in networks], data, recalibrate, as_json, out)
