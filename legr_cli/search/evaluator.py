@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from legr_cli.channels import Units, apply, couple
+from legr_cli.channels.part import part_or_whole
 from legr_cli.channels.units import Kept
 from legr_cli.data.batches import Batch, Serving, endless, in_order, shuffled
 from legr_cli.data.dataset import Part
@@ -125,11 +126,17 @@ class CandidateEvaluator:
         if by_divergence or protocol.task.needs_reference:
             model = units.source.model
             on_device = model if self.device.type == "cpu" else own_copy(model).to(self.device)
+            on_device = part_or_whole(on_device, self._part)
             self.dense_outputs = DenseOutputs(on_device, len(protocol.validation))
 
     def evaluate(self, plans: Plans) -> list[Outcome]:
         """Evaluate a candidate at every FLOPs target."""
         return [self._evaluate(kept) for kept in plans]
+
+    @property
+    def _part(self) -> str:
+        """The part whose outputs are compared with the dense network's; empty: the whole."""
+        return self.units.source.module if self.protocol.task.needs_reference else ""
 
     def _evaluate(self, kept: Kept) -> Outcome:
         """Prune, adapt and score one network."""
@@ -143,6 +150,7 @@ class CandidateEvaluator:
         layout = self.protocol.feed.memory_format
         device = torch.device("cpu") if self.reference else self.device  # repair runs on the CPU
         smaller = smaller.to(device, memory_format=layout)  # type: ignore[call-overload]
+        smaller = part_or_whole(smaller, self._part)
         pruned = time.perf_counter()
         with seeded(self.device, self.protocol.settings.seed):
             self._adapt(smaller, kept)

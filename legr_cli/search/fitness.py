@@ -51,8 +51,10 @@ def _batchnorm(cut: Cut) -> None:
 
 def _repair(cut: Cut) -> None:
     """Fit new weights to the dense network, in closed form."""
+    from legr_cli.channels.part import whole_of
+
     assert cut.reference is not None
-    cut.reference.repair(cut.model, cut.kept)
+    cut.reference.repair(whole_of(cut.model), cut.kept)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from legr_cli.settings import Search
 from legr_cli.training.scores import Score, finite_or_none, score_in
 
 RETRIES = 3  # per candidate, if its worker is lost
+UNREACHABLE: Line = {"accuracy": 0.0, "loss": None}  # a candidate that cannot reach a target
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def search(
     journal: Journal,
     on_progress: Callable[[SearchProgress], None],
     warn: Callable[[str], None],
-    unreachable: Line,
+    unreachable: Line = UNREACHABLE,
 ) -> SearchResult:
     """Run a search to its end; candidates that the journal records are not evaluated again.
 

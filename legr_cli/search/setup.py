@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import math
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from legr_cli.channels.part import part_or_whole
 from legr_cli.data.batches import Serving, in_order
 from legr_cli.data.dataset import Data, Part
 from legr_cli.errors import SettingError
@@ -24,13 +24,13 @@ from legr_cli.search.evolution import Strategy
 from legr_cli.search.explorers import EXPLORERS
 from legr_cli.search.fitness import adaptation
 from legr_cli.search.reference import DenseOutputs
-from legr_cli.search.run import SearchProgress, SearchResult, search
+from legr_cli.search.run import UNREACHABLE, SearchProgress, SearchResult, search
 from legr_cli.search.workers import WorkerPool, in_process, on_cluster, processes
 from legr_cli.settings import Search
 from legr_cli.shapes import shapes_json
 from legr_cli.training.devices import choose, cores
 from legr_cli.training.loop import evaluate, has_running_stats
-from legr_cli.training.scores import ACCURACY, WORST, Score
+from legr_cli.training.scores import WORST, Score
 from legr_cli.training.tasks import CLASSIFICATION, Task, with_targets
 from legr_cli.version import __version__
 
@@ -124,10 +124,9 @@ class SearchSetup:
     @property
     def unreachable(self) -> Line:
         """The scores of candidates that cannot reach a target, as journals store them."""
-        worst = Score(WORST, math.nan, 0, {"score": WORST})
         if self.task.is_classification:
-            worst = Score(0.0, math.nan, 0, {ACCURACY: 0.0})
-        return {key: value for key, value in worst.line().items() if key != "images"}
+            return UNREACHABLE
+        return {"score": WORST, "figures": {}, "loss": None}
 
     def score_dense(self, remote: bool = False) -> Score:
         """Score the dense network on the images that candidates are scored on."""
@@ -136,6 +135,8 @@ class SearchSetup:
         if device.type != "cpu":
             model = own_copy(model).to(device)
         batches = in_order(self.validation, Serving(self.data.feed, 250, device))
+        if self.task.needs_reference:
+            model = part_or_whole(model, self.analysis.network.module)
         reference = DenseOutputs(model, len(self.validation)).of
         return evaluate(model, with_targets(self.task, batches, reference), self.task)
 

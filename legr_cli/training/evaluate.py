@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from legr_cli.arguments import check_number
+from legr_cli.channels.part import part_or_whole
 from legr_cli.cost import count_flops
 from legr_cli.data.batches import Serving, in_order, shuffled
 from legr_cli.data.dataset import Data, Part, described, doubts
@@ -199,7 +200,9 @@ def evaluate_each(
         serving = Serving(data.feed, batch_size, target)
         reference = None
         if against is not None:
-            reference = reference_from(against(network), data, target)
+            name = network.module
+            reference = reference_from(against(network), data, target, part=name)
+            model = part_or_whole(model, name)
         usual = "val" if data.test is None and task.needs_reference else "test"
         part = _part(data, split or usual)
         batches = with_targets(task, in_order(part, serving), reference)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from legr_cli.channels.part import part_or_whole
 from legr_cli.data.dataset import Data
 from legr_cli.data.feed import Feed, feed_for
 from legr_cli.models.network import Network
@@ -35,18 +36,23 @@ def objective(settings: Training, teacher: Reference | None, task: Task) -> Loss
 
 
 def reference_from(
-    network: Network, data: Data, device: torch.device, half: torch.dtype | None = None
+    network: Network,
+    data: Data,
+    device: torch.device,
+    half: torch.dtype | None = None,
+    part: str = "",
 ) -> Reference:
     """Return a network that takes images prepared for another one, and outputs float32.
 
     `data` prepares the images; the network normalizes them again if it was trained with other
-    statistics. `half` is the dtype of autocast; None turns it off.
+    statistics. `half` is the dtype of autocast; None turns it off. `part` is the module whose
+    outputs to return.
     """
     feed, model = data.feed, network.model.float()
     own_format = in_memory_format(model, data).feed
     own_feed = feed_for(own_format, network.notes.get("statistics"))
     model.to(device, memory_format=own_feed.memory_format)  # type: ignore[call-overload]
-    return teacher_from(model, half, own_feed, feed)
+    return teacher_from(part_or_whole(model, part), half, own_feed, feed)
 
 
 def teacher_from(

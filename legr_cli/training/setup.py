@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from legr_cli.channels.part import part_or_whole, whole_of
 from legr_cli.data.dataset import Data
 from legr_cli.journal import Line
 from legr_cli.models.checkpoints import fingerprint
@@ -39,10 +40,15 @@ class TrainingSetup:
         """The dtype of mixed precision; None: float32."""
         return half_precision(self.group.device) if self.settings.amp else None
 
+    @property
+    def part(self) -> str:
+        """The part of the network that is trained to match the teacher's; empty: all of it."""
+        return self.network.module if self.task.needs_reference else ""
+
     def run(self, compiled: bool = False, loaders: int | None = None) -> Run:
         """Create the training run, before its first epoch."""
         return Run(
-            self.network.model,
+            part_or_whole(self.network.model, self.part),
             self.data,
             self.settings,
             self.group,
@@ -57,7 +63,7 @@ class TrainingSetup:
         """The teacher on the device; it sees the same images with its own normalization."""
         if self.teacher is None:
             return None
-        return reference_from(self.teacher, self.data, self.group.device, self.half)
+        return reference_from(self.teacher, self.data, self.group.device, self.half, self.part)
 
     def trained_network(self, model: nn.Module, header: Line, results: Line) -> Network:
         """The trained network, with notes that record its training."""
@@ -77,7 +83,7 @@ class TrainingSetup:
         }
         about_data = {key: value for key, value in known.items() if value}
         notes = {**self.network.notes, "legr": __version__, **about_data, "training": training}
-        return replace(self.network, model=model.cpu(), notes=notes)
+        return replace(self.network, model=whole_of(model).cpu(), notes=notes)
 
 
 def training_setup(

@@ -27,6 +27,7 @@ from legr_cli.search.history import HISTORY
 from legr_cli.search.run import SearchResult, search
 from legr_cli.search.workers import InProcess, WorkerPool
 from legr_cli.settings import Search
+from legr_cli.training.scores import Score
 
 SETTINGS = Search(flops=(0.5,), candidates=60, population=16, sample=4, mutate=0.3)
 HEADER = {
@@ -47,12 +48,16 @@ def analysis() -> Analysis:
     return analyze(Network(nets.enliven(net), Arch("tiny"), (3, 16, 16)))
 
 
+def outcome(accuracy: float, loss: float, *seconds: float) -> Outcome:
+    return Outcome(Score(accuracy, loss, 10, {"accuracy": accuracy}), *seconds)
+
+
 def reach(cuts: Plans) -> list[Outcome]:
     """Accuracies that depend on the kept units alone."""
     made = []
     for kept in cuts:
         noise = np.random.default_rng(np.packbits(kept).tolist()).random()
-        made.append(Outcome(float(kept.mean() / 2 + noise / 10), 1.0, 0.1, 0.05, 0.05))
+        made.append(outcome(float(kept.mean() / 2 + noise / 10), 1.0, 0.1, 0.05, 0.05))
     return made
 
 
@@ -151,7 +156,7 @@ def test_several_shares_count_alike(analysis: Analysis, tmp_path: Path) -> None:
 
     def note(cuts: Plans) -> list[Outcome]:
         seen.append([int(kept.sum()) for kept in cuts])
-        return [Outcome(0.2, 1.0, 0.1, 0.05, 0.05), Outcome(0.2 + len(seen) / 100, 3.0, 1, 0.5, 0)]
+        return [outcome(0.2, 1.0, 0.1, 0.05, 0.05), outcome(0.2 + len(seen) / 100, 3.0, 1, 0.5, 0)]
 
     found = run(analysis, tmp_path / "h.jsonl", worker_pool(note), settings)
     assert all(smaller < larger for smaller, larger in seen)
@@ -215,7 +220,7 @@ def test_an_error_of_a_candidate_is_not_hidden(analysis: Analysis, tmp_path: Pat
 
 def test_a_loss_that_is_no_number_ranks_last(analysis: Analysis, tmp_path: Path) -> None:
     def diverged(cuts: Plans) -> list[Outcome]:
-        return [Outcome(0.1, float("nan"), 0.1, 0.1, 0.1)]
+        return [outcome(0.1, float("nan"), 0.1, 0.1, 0.1)]
 
     found = run(analysis, tmp_path / "h.jsonl", worker_pool(diverged))
     assert found.best["loss"] is None
