@@ -1,0 +1,319 @@
+"""Tasks without labels, and other than classification: docs/tasks.md, line by line, and bad input."""
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from digits_net import build as digits_net
+from pictures import pairs
+from running import ROOT, fails, legr
+from torch import Tensor, nn
+
+import legr_cli
+from legr_cli.errors import LegrError
+
+PAGE = (ROOT / "docs/tasks.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)
+
+
+@pytest.fixture
+def street(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the page assumes: its modules, pictures with labels, and pictures without."""
+    for block in blocks("python"):
+        if named := re.match(r"# (\w+\.py)\n", block):
+            (tmp_path / named[1]).write_text(block)
+    pairs(tmp_path / "street", {"train": 32, "test": 8})
+    pairs(tmp_path / "more", {"train": 40})
+    (tmp_path / "more/train").rename(tmp_path / "camera")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("street", "detector", "policy", "metrics"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def scores(text: str) -> list[dict]:
+    return json.loads(text)["scores"]
+
+
+def run(section: str) -> list[str]:
+    """Run the commands of a section; the last output of `legr evaluate`, if any, is JSON."""
+    text = PAGE[PAGE.index(f"## {section}\n") :].partition("\n## ")[0]
+    lines = [
+        line for block in re.findall(r"```sh\n(.*?)```", text, re.S) for line in block.splitlines()
+    ]
+    assert lines
+    outputs = []
+    for line in lines:
+        program, *words = shlex.split(line)
+        assert program == "legr"
+        words += {"evaluate": ["--json"], "bench": ["--seconds", "0.1"]}.get(words[0], [])
+        outputs.append(legr(*words))
+    return outputs
+
+
+@pytest.mark.slow
+def test_a_segmenter_from_the_page(street: Path) -> None:
+    *_, closeness, _, _, labelled = run("A segmenter")
+    cut, repaired, tuned = (row["figures"]["pixel agreement"] for row in scores(closeness))
+    assert cut < repaired
+    assert tuned > 0.9
+    assert json.loads(closeness)["split"] == "val"
+    dense, cut_iou, tuned_iou = (row["figures"]["mean IoU"] for row in scores(labelled))
+    assert dense > 0.6
+    assert cut_iou < tuned_iou
+    assert tuned_iou > 0.9 * dense
+    notes = legr_cli.load("tuned.safetensors", arch="street:build")
+    assert notes is not None
+    [row] = scores(run("A score and a loss of your own")[0])
+    assert list(row["figures"]) == ["red_pixels"]
+    assert row["score"] == row["figures"]["red_pixels"] > 0.5
+
+
+@pytest.mark.slow
+def test_a_detectors_backbone_from_the_page(street: Path) -> None:
+    import detector
+
+    torch.manual_seed(0)
+    net = detector.build().train()
+    for _ in range(50):
+        net.backbone(torch.rand(16, 3, 24, 32))  # statistics
+    torch.save(net.state_dict(), street / "detector.pth")
+    *_, closeness, _ = run("A detector's backbone")
+    repaired, tuned = (row["figures"]["relative error"] for row in scores(closeness))
+    assert tuned < repaired < 0.9
+    assert (street / "backbone.onnx").exists()
+    tuned_net = legr_cli.load("detector.safetensors", arch="detector:build")
+    before, after = net.head.state_dict(), tuned_net.head.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)  # only the part was trained
+
+
+@pytest.mark.slow
+def test_a_policy_from_the_page(street: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = [block for block in blocks("python") if not block.startswith("# ")]
+    exec(compile(code, "docs/tasks.md", "exec"), {})
+    printed = capsys.readouterr().out.strip().splitlines()
+    errors = [float(re.search(r"relative error': ([0-9.e-]+)", line)[1]) for line in printed]  # type: ignore[index]
+    dense, cut, repaired, tuned = errors
+    assert dense == 0
+    assert cut > repaired > tuned
+    steering = [float(re.search(r"score': ([0-9.]+)", line)[1]) for line in printed]  # type: ignore[index]
+    assert steering[3] > steering[1]
+    assert steering[0] > 0.5
+
+
+def test_a_regressor_of_digits(tmp_path: Path) -> None:
+    """Two coordinates for each image, the ink's centre: as class scores, they would mean nothing."""
+    from legr_cli.data.sources import find
+
+    pixels = find("digits")[2].splits["train"].pixels[:400]  # type: ignore[union-attr]
+    ink = torch.from_numpy(pixels).float() / 255
+    grid = torch.linspace(-1, 1, 32)
+    mass = ink.sum((1, 2, 3))
+    x = (ink.sum((1, 2)) * grid).sum(1) / mass
+    y = (ink.sum((1, 3)) * grid).sum(1) / mass
+    centres = torch.stack([x, y], 1) * 10
+
+    def error(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean()
+
+    torch.manual_seed(0)
+    net = digits_net(2)
+    dense = legr_cli.finetune(
+        net, (ink, centres), loss=error, recipe="quick", epochs=6, lr=0.01, batch_size=32
+    )
+    smaller = legr_cli.prune(
+        dense,
+        flops=0.4,
+        align=1,
+        ranking=legr_cli.learn(dense, ink, flops=0.4, candidates=6, outputs="values"),
+    )
+    usable = legr_cli.repair(smaller, dense, ink, outputs="values")
+    tuned = legr_cli.finetune(usable, ink, teacher=dense, epochs=4, batch_size=32)
+    legr_cli.save(tuned, tmp_path / "tuned.safetensors")
+
+    def measured(model: nn.Module) -> float:
+        found = legr_cli.evaluate(model, ink, against=dense, outputs="values")
+        assert list(found.figures) == ["relative error"]
+        return found.figures["relative error"]
+
+    cut, repaired, trained = map(measured, (smaller, usable, tuned))
+    assert cut > repaired > trained
+    assert list(legr_cli.evaluate(tuned, ink, against=dense).figures) == ["relative error"]  # noted
+    assert list(legr_cli.evaluate(smaller, ink, against=dense).figures) == ["agreement"]
+
+
+def test_the_same_from_the_shell_and_from_python(street: Path) -> None:
+    net = legr_cli.load("random:street:build", arch=None) if False else None
+    del net
+    legr(
+        "finetune",
+        "--arch",
+        "street:build",
+        "--classes",
+        3,
+        "--data",
+        "pairs:street",
+        "--recipe",
+        "quick",
+        "--epochs",
+        1,
+        "--batch-size",
+        8,
+        "--out",
+        "dense.safetensors",
+    )
+    small = ("--arch", "street:build")
+    legr("prune", "dense.safetensors", *small, "--flops", 0.5, "--out", "small.safetensors")
+    [row] = scores(
+        legr(
+            "evaluate",
+            "small.safetensors",
+            *small,
+            "--against",
+            "dense.safetensors",
+            "--data",
+            "images:camera",
+            "--json",
+        )
+    )
+    dense = legr_cli.load("dense.safetensors", arch="street:build")
+    pruned = legr_cli.load("small.safetensors", arch="street:build")
+    found = legr_cli.evaluate(pruned, "images:camera", against=dense)
+    assert found.figures == row["figures"]
+    assert (found.split, found.images) == ("val", 4)
+    assert found.score == row["score"] == -found.loss
+
+
+BAD = {
+    "finetune without a teacher": (
+        "finetune small.safetensors --arch street:build --data images:camera --out x.safetensors",
+        "these images have no labels: pass --teacher DENSE",
+    ),
+    "evaluate without a reference": (
+        "evaluate small.safetensors --arch street:build --data images:camera",
+        "these images have no labels: pass --against DENSE",
+    ),
+    "a loss without labels": (
+        "finetune small.safetensors --arch street:build --data images:camera --teacher "
+        "dense.safetensors --loss metrics:red_pixels --out x.safetensors",
+        "--loss needs labels",
+    ),
+    "no pictures": (
+        "learn dense.safetensors --arch street:build --data images:empty --out r.json",
+        "empty has no images",
+    ),
+    "no such score": (
+        "evaluate small.safetensors --arch street:build --data pairs:street --score metrics:nothing",
+        "cannot import --score metrics:nothing",
+    ),
+    "a score that is no function": (
+        "evaluate small.safetensors --arch street:build --data pairs:street --score bad:NUMBER",
+        "--score bad:NUMBER is not callable",
+    ),
+    "a score that returns no number": (
+        "evaluate small.safetensors --arch street:build --data pairs:street --score bad:words",
+        "score must return one number",
+    ),
+    "a score that raises": (
+        "evaluate small.safetensors --arch street:build --data pairs:street --score bad:raises",
+        "score failed: KeyError",
+    ),
+    "classes out of range": (
+        "evaluate two.safetensors --arch street:build --data pairs:street",
+        "has class 2, but the network has 2 classes: pass --ignore-index 2",
+    ),
+    "a teacher of another structure": (
+        "finetune small.safetensors --arch street:build --data images:camera --teacher "
+        "two.safetensors --out x.safetensors",
+        "different shapes",
+    ),
+    "outputs": (
+        "evaluate small.safetensors --arch street:build --data images:camera --against "
+        "dense.safetensors --outputs numbers",
+        "--outputs must be classes or values, got numbers",
+    ),
+    "a classifier's data for a segmenter": (
+        "evaluate small.safetensors --arch street:build --data digits",
+        "for label pictures pass pairs:DIR",
+    ),
+    "a new head for a segmenter": (
+        "finetune small.safetensors --arch street:build --data pairs:street --new-head --out "
+        "x.safetensors",
+        "--new-head is for classifiers",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Untrained segmenters: dense, pruned, and one with two classes."""
+    folder = tmp_path_factory.mktemp("networks")
+    space: dict = {}
+    exec(next(block for block in blocks("python") if block.startswith("# street.py")), space)
+    for name, classes in (("dense", 3), ("two", 2)):
+        net = (
+            legr_cli.prune(
+                space["build"](classes),
+                (3, 24, 32),
+                flops=0.9 if classes == 2 else 0.99,
+                arch="street:build",
+            )
+            if False
+            else None
+        )
+        del net
+    return folder
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case: str, street: Path) -> None:
+    import street as module
+
+    (street / "empty").mkdir()
+    (street / "bad.py").write_text(
+        "NUMBER = 3\ndef words(outputs, targets): return 'good'\n"
+        "def raises(outputs, targets): return {}['x']\n"
+    )
+    for name, classes in (("dense", 3), ("two", 2)):
+        torch.manual_seed(0)
+        card = {"arch": "street:build", "input_shape": (3, 24, 32)}
+        net = legr_cli.prune(module.build(classes), (3, 24, 32), flops=0.9, arch="street:build")
+        del card
+        legr_cli.save(net, f"{name}.safetensors")
+    command, message = BAD[case]
+    assert message in fails(*shlex.split(command.replace("small.", "dense.")))
+    assert not Path("x.safetensors").exists()
+    assert not Path("r.json").exists()
+
+
+def test_a_task_that_changes_is_not_resumed(street: Path) -> None:
+    import street as module
+
+    images = torch.rand(24, 3, 24, 32)
+    labels = torch.randint(3, (24, 24, 32))
+    dense = module.build()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets)
+
+    def other(outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * nn.functional.cross_entropy(outputs, targets)
+
+    options = {"fitness": "none", "flops": 0.8, "out": street / "r.json"}
+
+    def stop(event: object) -> None:
+        if "candidate 2/" in str(event):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        legr_cli.learn(dense, (images, labels), loss=loss, candidates=4, progress=stop, **options)
+    with pytest.raises(LegrError, match="the task"):
+        legr_cli.learn(dense, (images, labels), loss=other, candidates=4, resume=True, **options)
