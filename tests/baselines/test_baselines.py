@@ -47,7 +47,7 @@ def probed() -> tuple[list[torch.Tensor], GatedNetwork]:
     found = GatedNetwork(couple(model, (1, 1, 1))).train()
     loss = found(torch.tensor([1.0, 2.0]).reshape(2, 1, 1, 1)).square().mean() / 2
     loss.backward()
-    return found.gradients(2), found
+    return found.gradients(), found
 
 
 def test_gradients_of_gates() -> None:
@@ -100,7 +100,7 @@ def test_a_units_mask_is_one_for_all_that_read_it() -> None:
         model.right.weight[:] = torch.tensor([[-1.0, 0.5]])
     found = GatedNetwork(couple(model, (1, 1, 1))).train()
     found(torch.ones(1, 1, 1, 1)).sum().backward()  # y = 1, ∂y/∂mask = 2·(1 − 1), 2·½
-    total = fisher(0.0).accumulate(found.gradients(1), found.gate_units, 2)
+    total = fisher(0.0).accumulate(found.gradients(), found.gate_units, 2)
     assert total.tolist() == [0, 1]
 
 

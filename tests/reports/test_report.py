@@ -23,6 +23,7 @@ from legr_cli.cut import uniform_scores
 from legr_cli.models.network import open_network
 from legr_cli.reports.charts import DataPoint, Plot, Series, heatmaps, plots
 from legr_cli.reports.collect import collect
+from legr_cli.reports.records import TEST_ACCURACY
 from legr_cli.reports.svg import _ticks, plot_svg
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -64,18 +65,19 @@ def test_the_demo_gives_what_it_promises(told: Path) -> None:
     facts = collect([told])
     by_label = {(net.method, net.file.name): net for net in facts.networks}
     dense = by_label["dense", "dense.safetensors"]
-    assert dense.accuracy is not None
-    assert dense.accuracy > 0.93
-    tuned = [net for net in facts.networks if net.accuracy is not None and net.method != "dense"]
+    assert dense.is_scored
+    assert dense.at(TEST_ACCURACY).final > 0.93
+    tuned = [net for net in facts.networks if net.is_scored and net.method != "dense"]
     assert sorted(net.method for net in tuned) == ["legr", "legr", "uniform", "uniform"]
     for net in tuned:
-        assert net.accuracy > 0.85
+        scores = net.at(TEST_ACCURACY)
+        assert scores.final > 0.85
         assert net.share < 0.61
         assert [latency.ratio > 0 for latency in net.latencies] == [True]
         steps = [command.split()[1] for command in net.commands]
         assert steps == ["finetune", "prune", "repair", "finetune"]
-        assert net.cut < net.repaired
-        assert net.cut < net.accuracy
+        assert scores.cut < scores.repaired
+        assert scores.cut < scores.final
         assert net.commands[-1].endswith(str(net.file))
     [search] = facts.searches
     assert len(search.candidates) == 100
