@@ -124,11 +124,12 @@ def _score_columns(
 ) -> dict[str, list[float | None]]:
     """The columns of one measure; with several on the page, each says which one it is."""
     what = f": {measure.split} {measure.name}" if several else ""
+    earlier = f": {measure.name}" if several else ""
     titles = {
         "cut": with_unit(f"cut{what}", measure.name),
         "repaired": with_unit(f"repaired{what}", measure.name),
         "final": measure.axis,
-        "before": with_unit(f"before fine-tuning (validation){what}", measure.name),
+        "before": with_unit(f"before fine-tuning (validation){earlier}", measure.name),
     }
     return {
         title: [_plotted(measure, getattr(net.at(measure), stage)) for net in networks]

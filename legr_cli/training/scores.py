@@ -91,5 +91,6 @@ def with_unit(title: str, name: str) -> str:
 
 
 def capitalized(title: str) -> str:
-    """A title with a capital letter; the others stay as they are."""
-    return title[:1].upper() + title[1:]
+    """A title with a capital letter, unless it starts with a name such as `mIoU`."""
+    first = title.partition(" ")[0]
+    return title[:1].upper() + title[1:] if first == first.lower() else title
