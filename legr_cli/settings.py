@@ -327,7 +327,7 @@ class Compare:
     search_flops: tuple[float, ...] = ()  # FLOPs at which rankings are learned; (): lowest target
     candidates: int = 400  # per search; for AMC, episodes per target
     sigma: float = 1.0  # step of the random walk, in all searches but AMC's
-    fitness: str = "finetune"
+    fitness: str | None = None  # None: finetune; repair for images without labels
     steps: int | None = None
     lr: float = 0.01  # learning rate of the candidates' steps and of MorphNet
     batch_size: int = 128
@@ -374,7 +374,7 @@ class Compare:
             sample=max(1, population // 4),
             sigma=self.sigma,
             sigma_end=self.sigma,
-            fitness=self.fitness,
+            fitness=self.fitness or Search.fitness,
             steps=self.steps,
             batch_size=self.batch_size,
             lr=self.lr,

@@ -18,7 +18,7 @@ from legr_cli.baselines.comparison import (
     Piece,
     comparison,
     run_comparison,
-    score,
+    score_of,
 )
 from legr_cli.baselines.methods import check_methods
 from legr_cli.baselines.summary import ComparisonRow, MethodSummary, summarize
@@ -30,7 +30,7 @@ from legr_cli.models.network import Network, as_network
 from legr_cli.models.save import check_card
 from legr_cli.progress import Message, Progress, Report, Status, interruptible, reporting, silent
 from legr_cli.pruning import analyze
-from legr_cli.search.fitness import resolved_steps
+from legr_cli.search.fitness import default_fitness, resolved_steps
 from legr_cli.search.setup import check_fitness
 from legr_cli.settings import Compare, Pictures, given
 from legr_cli.targets import Target
@@ -38,7 +38,8 @@ from legr_cli.training.devices import amp_helps, choose
 from legr_cli.training.inputs import Images, as_images, check_outputs, images_for
 from legr_cli.training.memory_format import in_memory_format
 from legr_cli.training.recipes import settings_of
-from legr_cli.training.scores import Score
+from legr_cli.training.scores import ACCURACY, Score, headline, shown
+from legr_cli.training.tasks import BatchFunction, Task, task_for
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Comparison:
     settings: Compare
     folder: Path
     facts: Line  # the contents of compare.json
+
+    @property
+    def score_name(self) -> str:
+        """What the scores of rows and methods are, such as accuracy, mean IoU or agreement."""
+        return str(self.facts.get("score", ACCURACY))
 
 
 def compare(
@@ -66,6 +72,8 @@ def compare(
     repeats: int | None = None,
     seed: int | None = None,
     settings: Compare | None = None,
+    loss: BatchFunction | None = None,
+    score: BatchFunction | None = None,
     validation: Any = None,
     input_shape: Sequence[int] | None = None,
     arch: str | Callable[..., nn.Module] | None = None,
@@ -81,14 +89,17 @@ def compare(
     force: bool = False,
     progress: Report | None = None,
 ) -> Comparison:
-    """Compare pruning methods on one network: accuracy, FLOPs and cost.
+    """Compare pruning methods on one network: score, FLOPs and cost.
 
     All methods share units, targets, images and fine-tuning, so only the method itself differs.
+    Images without labels are scored by how close the outputs are to the dense network's, and
+    fine-tuned towards them.
 
     Args:
         model: The dense network; it is not changed.
-        data: A SPEC such as `"cifar10:DIR"`, a DataLoader, a pair of tensors, or an iterable of
-            `(images, targets)`.
+        data: A SPEC such as `"cifar10:DIR"`, `"pairs:DIR"` (label pictures) or `"images:DIR"` (no
+            labels), a DataLoader, a pair of tensors, a tensor of images, or an iterable of batches,
+            with or without labels.
         out: Folder for compare.json, rankings, networks and journals.
         methods: Any of legr, norm, uniform, random, legr-ddpg, taylor, fisher, amc and morphnet.
         flops: Shares of the FLOPs to compare at.
@@ -99,6 +110,9 @@ def compare(
         seed: Random seed; also selects the held-out images.
         settings: All settings, instead of `methods`, `flops`, `recipe` and `epochs`; the other
             arguments override them.
+        loss: `loss(outputs, targets)`, the mean over a batch; cross entropy by default.
+        score: `score(outputs, targets)`, the mean over a batch, higher is better; accuracy by
+            default, or the negative loss if you pass only `loss`.
         validation: Your own held-out data, instead of a tenth of `data`.
         input_shape: Shape of one image; needed for a SPEC and a module that is not from legr.
         arch: `"module:factory"` of your own network, or the factory itself.
@@ -153,6 +167,7 @@ def compare(
         as_path(out, "out"),
         resume=resume,
         force=force,
+        task=task_for(loss, score, images.task),
         device=device,
         progress=reporting(progress),
     )
@@ -166,26 +181,33 @@ def compare_network(
     *,
     resume: bool = False,
     force: bool = False,
+    task: Task | None = None,
     device: str = "auto",
     command: str = "",
     progress: Report = silent,
 ) -> Comparison:
-    """Run a comparison to its end, and write its results to `folder`."""
+    """Run a comparison to its end, and write its results to `folder`.
+
+    `task` is what the data implies unless given.
+    """
     _check_output(folder, resume, force)
-    settings = _resolved(settings, device, progress)
+    task = task or images.task
+    fitness = settings.fitness or default_fitness(task)
+    settings = _resolved(settings, fitness, device, progress)
     progress(Status("grouping channels into units"))
     network.model.float()  # images are float32
     analysis = analyze(network)
-    check_fitness(analysis, settings.fitness)
+    check_fitness(analysis, fitness)
     progress(Status("loading the images"))
 
     def open_data(seed: int) -> Data:
-        return in_memory_format(network.model, images_for(network, images, seed))
+        return in_memory_format(network.model, images_for(network, images, seed, task))
 
     first = open_data(settings.seed)
-    check_outputs(network.model, first)
+    check_outputs(network.model, first, task)
 
-    run = ComparisonRun(analysis, open_data, settings, device, folder, command, lambda *_: None)
+    inputs = analysis, open_data, settings, device, folder, command
+    run = ComparisonRun(*inputs, lambda *_: None, task)
     with _results_in(folder):
         facts = _run_and_write(run, first, resume, force, progress)
     if all("error" in row for row in facts["rows"]):
@@ -196,11 +218,11 @@ def compare_network(
     return Comparison(rows, tuple(summarize(rows)), dense, settings, folder, facts)
 
 
-def _resolved(settings: Compare, device: str, progress: Report) -> Compare:
-    """Fill in the number of adaptation steps; turn off amp where it does not help."""
-    steps, amp = resolved_steps(settings.fitness, settings.steps), settings.training.amp
+def _resolved(settings: Compare, fitness: str, device: str, progress: Report) -> Compare:
+    """Fill in the fitness and its adaptation steps; turn off amp where it does not help."""
+    steps, amp = resolved_steps(fitness, settings.steps), settings.training.amp
     training = replace(settings.training, amp=amp and amp_helps(choose(device), progress))
-    return replace(settings, steps=steps, training=training)
+    return replace(settings, fitness=fitness, steps=steps, training=training)
 
 
 def _run_and_write(
@@ -211,7 +233,7 @@ def _run_and_write(
     path = folder / "compare.jsonl"
     previous = read_header(path, COMPARISON) if resume else None
     network = run.analysis.network
-    dense = previous["dense"] if previous else score(run.device, network, data, "test")
+    dense = previous["dense"] if previous else score_of(run, network, data, "test")
     header = run.header(data, dense)
     with journal(path, COMPARISON, header, resume, force) as book:
         if force:
@@ -226,7 +248,7 @@ def _run_and_write(
 
         with interruptible(lambda: f"{len(book.lines)} of {total} networks"):
             run_comparison(replace(run, report=report), book)
-        facts = comparison(run, header, book)
+        facts = comparison(run, data, header, book)
     with staged() as files:
         text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
         files.file(folder / "compare.json").write_text(text, encoding="utf-8")
@@ -248,9 +270,10 @@ def _results_in(folder: Path) -> Iterator[None]:
 
 def _opening_messages(run: ComparisonRun, dense: Line, rows: list[Line], total: int) -> list[str]:
     """What is compared, how much of it is done, and recorded networks that are missing."""
+    known = f"{headline(dense)} {shown(dense)} on {dense['images']} images"
     messages = [
-        f"{run.analysis.network.arch}: {dense['accuracy']:.2%} on {dense['images']} images; "
-        f"{total} networks to prune and fine-tune, {len(rows)} of them done"
+        f"{run.analysis.network.arch}: {known}; {total} networks to prune and fine-tune, "
+        f"{len(rows)} of them done"
     ]
     missing = [row for row in rows if not (run.folder / row.get("file", "")).exists()]
     if missing:

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import torch
 
-from legr_cli.baselines.context import DAMAGED_ADVICE, MethodContext, MethodResult
+from legr_cli.baselines.context import (
+    DAMAGED_ADVICE,
+    MethodContext,
+    MethodResult,
+    reference_for,
+)
 from legr_cli.baselines.effort import Effort
 from legr_cli.baselines.methods import METHODS
 from legr_cli.baselines.summary import FORMAT, VERSION, is_row
@@ -33,7 +38,9 @@ from legr_cli.training.finetune import FinetuneResult, train_setup
 from legr_cli.training.loop import evaluate
 from legr_cli.training.process_group import ProcessGroup
 from legr_cli.training.resume import EPOCHS, RunFiles
+from legr_cli.training.scores import ACCURACY, first_figure, headline
 from legr_cli.training.setup import training_setup
+from legr_cli.training.tasks import CLASSIFICATION, Task, with_targets
 from legr_cli.version import __version__
 
 
@@ -58,6 +65,7 @@ class ComparisonRun:
     folder: Path
     command: str
     report: Callable[[int, Piece, str], None]  # number of recorded pieces, current one, its step
+    task: Task = CLASSIFICATION
 
     def header(self, data: Data, dense: Line) -> Line:
         """The header of the journal; `dense` is the score of the dense network."""
@@ -73,7 +81,8 @@ class ComparisonRun:
             "epochs": settings.training.epochs,
         }
         del stored["training"], stored["targets"]
-        return {**run_description(self.analysis, data, stored), "dense": dense}
+        about = run_description(self.analysis, data, stored)
+        return {**about, **self.task.record, "dense": dense}
 
     def pieces(self) -> list[Piece]:
         """All pieces in order; a method's targets go from high to low."""
@@ -105,7 +114,7 @@ def run_comparison(run: ComparisonRun, book: Journal) -> None:
     remaining = [piece for piece in run.pieces() if piece.number not in book.lines]
     for seed in dict.fromkeys(piece.seed for piece in remaining):
         data = run.open_data(seed)
-        dense = score(run.device, run.analysis.network, data, "validation")
+        dense = score_of(run, run.analysis.network, data, "validation")
         for method in dict.fromkeys(piece.method for piece in remaining if piece.seed == seed):
             pieces = [p for p in run.pieces() if (p.seed, p.method) == (seed, method)]
             _run_method(run, book, pieces, data, dense)
@@ -132,6 +141,7 @@ def _run_method(
         folder,
         dense,
         report,
+        run.task,
     )
     for piece in todo.values():
         if piece.target.value < lowest:
@@ -178,36 +188,39 @@ def _complete_piece(
     notes = with_command(pruned.network.notes, run.command)
     network = replace(pruned.network, notes=notes)
     network.model.cpu()
-    name = f"{piece.method}-{piece.target.label}-seed{piece.seed}.safetensors"
+    file = f"{piece.method}-{piece.target.label}-seed{piece.seed}.safetensors"
     per_target = METHODS[piece.method].per_target
     with staged() as files:
-        write_network(network, files.file(run.folder / "pruned" / name))
+        write_network(network, files.file(run.folder / "pruned" / file))
         if result.ranking.method == piece.method and "legr" in result.ranking.notes:
             path = context.ranking_file(piece.method, result.target if per_target else None)
             write_ranking(result.ranking, files.file(path))
-    before = score(run.device, network, context.data, "test")
-    training = _finetune(run, context, network, run.folder / "tuned" / name)
+    before = score_of(run, network, context.data, "test")
+    training = _finetune(run, context, network, run.folder / "tuned" / file)
     after = training.test or training.validation
     assert after is not None  # a comparison always holds out validation images
+    name, tuned_value = first_figure(after.line())
     return {
         **_piece_fields(piece),
-        "file": f"tuned/{name}",
+        "file": f"tuned/{file}",
         "flops": pruned.flops,
         "dense_flops": run.analysis.flops,
         "params": pruned.params,
-        "before": before["accuracy"],
-        "accuracy": after.value,
+        "before": first_figure(before)[1],
+        ACCURACY if name == ACCURACY else "score": tuned_value,
         "images": after.images,
         "pruning": result.effort.line(),
         "tuning": _tuning_effort(context, training).line(),
     }
 
 
-def score(device: str, network: Network, data: Data, split: str) -> Line:
+def score_of(run: ComparisonRun, network: Network, data: Data, split: str) -> Line:
     """Score a network on the test images if requested and available, else on validation images."""
     part = data.test if split == "test" and data.test is not None else data.validation
-    target = choose(device)
-    scored = evaluate(network.model.to(target), in_order(part, Serving(data.feed, 250, target)))
+    target, task = choose(run.device), run.task
+    reference = reference_for(run.analysis, data, run.device, task)
+    batches = with_targets(task, in_order(part, Serving(data.feed, 250, target)), reference)
+    scored = evaluate(network.model.to(target), batches, task)
     network.model.cpu()
     return scored.line()
 
@@ -218,7 +231,8 @@ def _finetune(
     """Fine-tune a network with the settings that all methods share."""
     training = replace(run.settings.training, seed=context.seed)
     group = ProcessGroup(choose(run.device))
-    setup = training_setup(network, context.data, training, group)
+    teacher = run.analysis.network.copied() if run.task.needs_reference else None
+    setup = training_setup(network, context.data, training, group, teacher, run.task)
     files = RunFiles(out, resume=True, force=False, kind=replace(EPOCHS, anew=DAMAGED_ADVICE))
 
     def report(event: Event) -> None:
@@ -239,13 +253,15 @@ def _tuning_effort(context: MethodContext, training: FinetuneResult) -> Effort:
     return Effort(training.seconds, steps, steps * size + evaluated)
 
 
-def comparison(run: ComparisonRun, header: Line, book: Journal) -> Line:
+def comparison(run: ComparisonRun, data: Data, header: Line, book: Journal) -> Line:
     """The contents of compare.json: the header and all recorded pieces."""
+    name, split = headline(header["dense"]), "validation" if data.test is None else "test"
     return {
         "format": FORMAT,
         "version": VERSION,
         "legr": __version__,
         **header,
+        **({} if name == ACCURACY else {"score": name, "split": split}),
         "dense_flops": run.analysis.flops,
         "command": run.command,
         "made_with": {"python": platform.python_version(), "torch": torch.__version__},

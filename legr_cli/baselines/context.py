@@ -17,6 +17,8 @@ from legr_cli.search.setup import provenance, run_description
 from legr_cli.settings import Compare, Prune
 from legr_cli.targets import Target
 from legr_cli.training.devices import choose
+from legr_cli.training.objective import reference_from
+from legr_cli.training.tasks import CLASSIFICATION, Reference, Task
 
 DAMAGED_ADVICE = "delete it and pass --resume"  # for damaged files within a comparison
 
@@ -33,11 +35,17 @@ class MethodContext:
     folder: Path  # for journals and rankings
     dense: Line  # score of the dense network on the validation images
     report: Callable[[str], None]  # called with the current step
+    task: Task = CLASSIFICATION
 
     @property
     def torch_device(self) -> torch.device:
         """The device to train on."""
         return choose(self.device)
+
+    @property
+    def reference(self) -> Reference | None:
+        """The dense network's outputs, if they are the targets; see `reference_for`."""
+        return reference_for(self.analysis, self.data, self.device, self.task)
 
     def ranking_file(self, method: str, target: Target | None = None) -> Path:
         """The file for a method's ranking, for all targets or for one."""
@@ -66,13 +74,21 @@ class MethodContext:
     def header(self, method: str, **settings: Any) -> Line:
         """The header of a method's journal; identifies the run."""
         stored = self.settings_as_json(**settings)
-        return {"method": method, **run_description(self.analysis, self.data, stored)}
+        about = run_description(self.analysis, self.data, stored)
+        return {"method": method, **about, **self.task.record}
 
     def ranking(self, method: str, scores: np.ndarray, **settings: Any) -> Ranking:
         """A ranking by scores of units, with the notes that ranking.json stores."""
         stored = self.settings_as_json(**settings)
         notes = provenance(self.analysis, self.data, stored, self.seed, self.dense)
         return replace(scored(self.analysis.filters, scores, method), notes=notes)
+
+
+def reference_for(analysis: Analysis, data: Data, device: str, task: Task) -> Reference | None:
+    """A copy of the dense network on the device, if its outputs are the targets of the task."""
+    if not task.needs_reference:
+        return None
+    return reference_from(analysis.network.copied(), data, choose(device))
 
 
 @dataclass(frozen=True)

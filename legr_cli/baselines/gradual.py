@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +26,10 @@ from legr_cli.journal import JournalFormat, Line
 from legr_cli.pruning import Analysis, analyze
 from legr_cli.targets import Target
 from legr_cli.training.devices import seeded
-from legr_cli.training.loop import StepCallback, Trainer, sgd, train
+from legr_cli.training.loop import StepCallback, Trainer, sgd, task_loss, train
 from legr_cli.training.resume import RunFiles, open_record
 from legr_cli.training.run import derived_seed
+from legr_cli.training.tasks import Reference, with_targets
 
 
 def _is_sound(line: Line, _settings: Line) -> bool:
@@ -56,15 +58,20 @@ def train_round(
     trainer: Trainer,
     steps: int,
     number: int,
+    reference: Reference | None,
     on_step: StepCallback | None = None,
 ) -> None:
-    """Train for some steps; random numbers depend on the seed and the number of the round."""
+    """Train for some steps; random numbers depend on the seed and the number of the round.
+
+    `reference` gives the targets of images without labels.
+    """
     seed, size = derived_seed(context.seed, number), context.settings.batch_size
     generator = torch.Generator().manual_seed(seed)
     serving = Serving(context.data.feed, size, context.torch_device)
-    batches = endless(lambda: shuffled(context.data.train, serving, generator))
+    endlessly = endless(lambda: shuffled(context.data.train, serving, generator))
+    batches = with_targets(context.task, itertools.islice(endlessly, steps), reference)
     with seeded(context.torch_device, seed):
-        train(trainer, itertools.islice(batches, steps), on_step=on_step)
+        train(trainer, batches, on_step=on_step)
 
 
 def prune_gradually(
@@ -121,6 +128,7 @@ class _GradualPruning:
 
     def __init__(self, context: MethodContext, analysis: Analysis, criterion: Criterion) -> None:
         self.context, self.analysis, self.criterion = context, analysis, criterion
+        self.reference = context.reference
         self.model = GatedNetwork(analysis.units).to(context.torch_device)
         self.model.requires_grad_(True)
         count = analysis.units.count
@@ -169,15 +177,15 @@ class _GradualPruning:
         sums: list[Tensor] = []
         images = 0
 
-        def on_step(_step: int, _logits: Tensor, labels: Tensor, _loss: Tensor) -> None:
+        def on_step(_step: int, _outputs: Any, _targets: Any, _loss: Tensor) -> None:
             nonlocal images
-            gradients = model.gradients(len(labels))
             count = self.analysis.units.count
-            sums.append(self.criterion.accumulate(gradients, model.gate_units, count))
-            images += len(labels)
+            sums.append(self.criterion.accumulate(model.gradients(), model.gate_units, count))
+            images += model.images
 
-        trainer = Trainer(model, sgd(model, context.settings.round_lr))
-        train_round(context, trainer, context.settings.round_steps, number, on_step)
+        settings = context.settings
+        trainer = Trainer(model, sgd(model, settings.round_lr), task_loss(context.task))
+        train_round(context, trainer, settings.round_steps, number, self.reference, on_step)
         mean = torch.stack(sums).double().sum(0).cpu().numpy() / images
         if not np.isfinite(mean).all():
             raise ModelError("the loss became NaN or infinite: lower --round-lr")

@@ -19,6 +19,7 @@ from legr_cli.search.history import HISTORY, history_of
 from legr_cli.search.run import SearchProgress
 from legr_cli.search.setup import SearchSetup
 from legr_cli.targets import Target, falling, percents
+from legr_cli.training.scores import shown
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,13 @@ def _search(
     `target` is None if the ranking is for all targets.
     """
     settings = with_steps(context.settings.search(flops, context.seed))
-    setup = SearchSetup(context.analysis, context.data, settings, context.device, name, explorer)
+    inputs = context.analysis, context.data, settings, context.device
+    setup = SearchSetup(*inputs, name, explorer, context.task)
     history = history_of(context.ranking_file(name, target))
 
     def on_progress(state: SearchProgress) -> None:
-        best = f"best {state.best['accuracy']:.2%}"
-        context.report(f"candidate {state.done}/{settings.candidates} at {percents(flops)}, {best}")
+        done = f"candidate {state.done}/{settings.candidates} at {percents(flops)}"
+        context.report(f"{done}, best {shown(state.best)}")
 
     header = {**setup.header, "dense": context.dense}
     with journal(history, replace(HISTORY, anew=DAMAGED_ADVICE), header, resume=True) as book:

@@ -9,6 +9,7 @@ structure is learned: the dense weights are pruned, not those that the Lasso shr
 import math
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from legr_cli.pruning import Analysis
 from legr_cli.targets import Target, falling
 from legr_cli.training.loop import Loss, Trainer, sgd, task_loss
 from legr_cli.training.resume import RunFiles, open_record
+from legr_cli.training.tasks import Task
 
 METHOD = "morphnet"
 DEAD = 0.01  # a unit is dead if all of its |γ| are at most this
@@ -100,8 +102,9 @@ def _trial(context: MethodContext, number: int, weight: float) -> tuple[Line, np
     start, settings = time.perf_counter(), context.settings
     analysis = copy_analysis(context.analysis)
     model = analysis.units.flow.traced.to(context.torch_device).requires_grad_(True)
-    trainer = Trainer(model, sgd(model, settings.lr, MOMENTUM), _penalized_loss(analysis, weight))
-    train_round(context, trainer, settings.trial_steps, number)
+    loss = _penalized_loss(analysis, weight, context.task)
+    trainer = Trainer(model, sgd(model, settings.lr, MOMENTUM), loss)
+    train_round(context, trainer, settings.trial_steps, number, context.reference)
     model.cpu()
     gammas = unit_gammas(analysis.units).detach()
     if not torch.isfinite(gammas).all():
@@ -118,11 +121,12 @@ def _trial(context: MethodContext, number: int, weight: float) -> tuple[Line, np
     return line, _scores(gammas)
 
 
-def _penalized_loss(analysis: Analysis, weight: float) -> Loss:
-    """Cross entropy + λ · FLOPs penalty."""
+def _penalized_loss(analysis: Analysis, weight: float, task: Task) -> Loss:
+    """The task's loss + λ · FLOPs penalty."""
+    unpenalized = task_loss(task)
 
-    def loss(logits: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        return task_loss()(logits, images, labels) + weight * flops_penalty(analysis)
+    def loss(outputs: Any, images: Tensor, targets: Any) -> Tensor:
+        return unpenalized(outputs, images, targets) + weight * flops_penalty(analysis)
 
     return loss
 

@@ -7,6 +7,7 @@ and FisherPruning are both based on it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,12 +38,12 @@ class GatedNetwork(nn.Module):
         self.traced, self.units = units.flow.traced, units
         self.kept = np.ones(units.count, bool)
         self._gates: list[tuple[Layer, Tensor]] = []
+        self.images = 0  # in the last step
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Any:
         """Run the network, with new gates in training mode."""
-        self._gates = []
-        outputs: Tensor = GatedInterpreter(self.traced, self.units.flow, self._gate).run(images)
-        return outputs
+        self._gates, self.images = [], len(images)
+        return GatedInterpreter(self.traced, self.units.flow, self._gate).run(images)
 
     def _gate(self, layer: Layer, x: Tensor) -> Tensor:
         mask = torch.from_numpy(self.units.keeps(self.kept, layer.into)).to(x.device)
@@ -58,12 +59,12 @@ class GatedNetwork(nn.Module):
         """The units of each gate's channels, in the last step."""
         return [self.units.unit_of(layer.into) for layer, _ in self._gates]
 
-    def gradients(self, images: int) -> list[Tensor]:
+    def gradients(self) -> list[Tensor]:
         """For each gate, images × channels: gradients of each image's own loss.
 
-        Call it after backpropagating the mean loss over this number of images.
+        Call it after backpropagating the mean loss over the images of a step.
         """
-        gradients = []
+        gradients, images = [], self.images
         for layer, gate in self._gates:
             gradient = torch.zeros_like(gate) if gate.grad is None else gate.grad
             # a layer may see several rows per image; the mean loss divides by the images

@@ -5,19 +5,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from legr_cli.baselines.effort import Effort, total
-from legr_cli.journal import Line, is_accuracy
+from legr_cli.journal import Line, is_accuracy, is_scored
+from legr_cli.training.scores import ACCURACY, score_in
 
 FORMAT, VERSION = "legr-comparison", 1
 
 
 @dataclass(frozen=True)
 class TunedResult:
-    """Cost and accuracy of a network that was pruned and fine-tuned."""
+    """Cost and score of a network that was pruned and fine-tuned."""
 
     flops: int
     dense_flops: int
-    before: float  # test accuracy before fine-tuning
-    accuracy: float  # test accuracy after fine-tuning
+    before: float  # score before fine-tuning, on the test images if there are any
+    score: float  # after fine-tuning
     pruning: Effort
     tuning: Effort
 
@@ -38,7 +39,7 @@ class ComparisonRow:
         key = line["method"], line["target"], line["seed"]
         if "error" in line:
             return cls(*key, error=line["error"])
-        numbers = (line[name] for name in ("flops", "dense_flops", "before", "accuracy"))
+        numbers = line["flops"], line["dense_flops"], line["before"], score_in(line)
         efforts = (Effort.from_line(line[name]) for name in ("pruning", "tuning"))
         return cls(*key, TunedResult(*numbers, *efforts))
 
@@ -49,8 +50,8 @@ class TargetSummary:
 
     share: float  # achieved share of the dense FLOPs
     before: float
-    accuracy: float
-    deviation: float | None  # standard deviation of the accuracy; None with one seed
+    score: float
+    deviation: float | None  # standard deviation of the score; None with one seed
     seeds: int
 
 
@@ -116,13 +117,13 @@ def _per_seed(efforts: list[Effort], seeds: int) -> Effort:
 
 def _target_summary(results: list[TunedResult]) -> TargetSummary:
     """One target."""
-    accuracies = [result.accuracy for result in results]
+    scores = [result.score for result in results]
     return TargetSummary(
         statistics.mean(result.flops / result.dense_flops for result in results),
         statistics.mean(result.before for result in results),
-        statistics.mean(accuracies),
-        statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-        len(accuracies),
+        statistics.mean(scores),
+        statistics.stdev(scores) if len(scores) > 1 else None,
+        len(scores),
     )
 
 
@@ -134,7 +135,9 @@ def is_comparison(data: Line) -> bool:
         and data.get("version") == VERSION
         and isinstance(data.get("arch"), str)
         and isinstance(dense, dict)
-        and is_accuracy(dense.get("accuracy"))
+        and is_scored(dense)
+        and isinstance(data.get("score", ACCURACY), str)
+        and data.get("split", "test") in ("test", "validation")
         and isinstance(rows, list)
         and all(isinstance(row, dict) and is_row(row) for row in rows)
     )
@@ -147,9 +150,9 @@ def is_row(row: Line) -> bool:
     if "error" in row:
         return named and isinstance(row["error"], str)
     costs = all(_is_count(row.get(key)) and row[key] for key in ("flops", "dense_flops"))
-    accuracies = all(is_accuracy(row.get(key)) for key in ("before", "accuracy"))
+    scores = is_accuracy(row.get("before")) and is_scored(row)
     efforts = (row.get(key) for key in ("pruning", "tuning"))
-    return named and costs and accuracies and all(map(_is_effort, efforts))
+    return named and costs and scores and all(map(_is_effort, efforts))
 
 
 def _is_effort(value: object) -> bool:

@@ -62,7 +62,7 @@ def compare(
             _SEARCH,
             "SHARE,…",
             "Share of the FLOPs at which candidates are compared; several shares compare by mean "
-            "accuracy. Not used by amc.",
+            "score. Not used by amc.",
             "lowest --flops",
         ),
     ] = None,
@@ -73,7 +73,7 @@ def compare(
         float,
         setting(_SEARCH, "SIGMA", "Standard deviation of mutations. Not used by amc."),
     ] = 1.0,
-    fitness: options.Fitness = "finetune",
+    fitness: options.Fitness = None,
     steps: options.Steps = None,
     lr: Annotated[
         float,
@@ -122,6 +122,9 @@ def compare(
     ] = None,
     align: options.Align = "auto",
     min_keep: options.MinKeep = 0.1,
+    score: options.ScoreFunction = None,
+    loss: options.LossFunction = None,
+    ignore_index: options.IgnoreIndex = 255,
     normalize: options.Normalize = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
@@ -145,12 +148,13 @@ def compare(
     input_shape: options.InputShape = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compare LeGR with other pruning methods on your own network: accuracy, FLOPs and cost.
+    """Compare LeGR with other pruning methods on your own network: score, FLOPs and cost.
 
     All methods share the same prunable units, budgets, images and fine-tuning, so only the method
     itself differs. As in the paper, the cost of deciding what to prune is reported separately from
-    the cost of fine-tuning. An interrupted comparison can be resumed with --resume. Pass the folder
-    to legr report to plot it; legr prune accepts its rankings.
+    the cost of fine-tuning. Images without labels are fine-tuned towards the dense network's
+    outputs, and scored by how close they come. An interrupted comparison can be resumed with
+    --resume. Pass the folder to legr report to plot it; legr prune accepts its rankings.
 
     Examples:
 
@@ -165,7 +169,10 @@ def compare(
     from legr_cli.models.network import open_network
     from legr_cli.shapes import parse_input
 
-    settings, images = _settings(locals()), options.images_from(locals())
+    given = locals()
+    images = options.images_from(given)
+    task = options.task_from(given, images)
+    settings = _settings(given)
     with resumable() as display:
         found = compare_network(
             open_network(checkpoint, arch, classes, parse_input(input_shape), weights=weights),
@@ -174,6 +181,7 @@ def compare(
             out,
             resume=resume,
             force=force,
+            task=task,
             device=device,
             command=command_line(),
             progress=display.report,

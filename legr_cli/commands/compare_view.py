@@ -1,4 +1,4 @@
-"""Output of `legr compare`: accuracy and cost by method, or JSON."""
+"""Output of `legr compare`: score and cost by method, or JSON."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +12,20 @@ if TYPE_CHECKING:
 
 
 def show_comparison(found: "Comparison", as_json: bool) -> None:
-    """Print accuracy and cost by method to stderr and the file to stdout, or everything as JSON."""
+    """Print score and cost by method to stderr and the file to stdout, or everything as JSON."""
+    from legr_cli.training.scores import capitalized, with_unit
+
     if as_json:
         output.print_json(found.facts)
         return
     targets = sorted(found.settings.targets, key=lambda target: target.value)
-    screen, seeds = output.console(), found.settings.repeats
-    for title, key in (("Accuracy, %", "accuracy"), ("Accuracy before fine-tuning, %", "before")):
+    screen, seeds, name = output.console(), found.settings.repeats, found.score_name
+    for stage, key in (("", "score"), (" before fine-tuning", "before")):
         columns = [f"{target.value:.10g}" for target in targets]
+        title = with_unit(f"{capitalized(name)}{stage}", name)
         table = output.table(title, "method", *columns, left=("method",))
         for summary in found.methods:
-            cells = (_cell(summary, target.label, key) for target in targets)
+            cells = (_cell(summary, target.label, key, name) for target in targets)
             table.add_row(summary.method, *cells)
         output.print_table(screen, table)
     over = f"; mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
@@ -42,14 +45,16 @@ def _failures(summaries: "Sequence[MethodSummary]") -> list[str]:
     return [f"– {', '.join(methods)}: {why}" for why, methods in reasons.items()]
 
 
-def _cell(summary: "MethodSummary", target: str, key: str) -> str:
+def _cell(summary: "MethodSummary", target: str, key: str, name: str) -> str:
     """`91.20 ± 0.11`, or a dash where there is no result."""
+    from legr_cli.training.scores import as_number
+
     point = summary.by_target.get(target)
     if point is None:
         return "–"
-    deviation = point.deviation if key == "accuracy" else None
-    text = f"{100 * getattr(point, key):.2f}"
-    return text if deviation is None else f"{text} ± {100 * deviation:.2f}"
+    deviation = point.deviation if key == "score" else None
+    text = as_number(name, getattr(point, key))
+    return text if deviation is None else f"{text} ± {as_number(name, deviation)}"
 
 
 def _costs(summaries: "Sequence[MethodSummary]") -> Any:

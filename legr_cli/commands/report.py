@@ -36,12 +36,12 @@ def report(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show networks, their accuracy and latency, and the search on one HTML page.
+    """Show networks, their scores and latency, and the search on one HTML page.
 
-    The page plots accuracy and latency against FLOPs, compares methods and what they cost, and
-    shows the search, the channels kept in each layer, and α and κ. A table lists all networks with
-    links to their files and the commands that made them; click a point to find its row. The page
-    is a single file that works offline.
+    The page plots accuracy (or another task's score) and latency against FLOPs, compares methods
+    and what they cost, and shows the search, the channels kept in each layer, and α and κ. A table
+    lists all networks with links to their files and the commands that made them; click a point to
+    find its row. The page is a single file that works offline.
 
     Examples:
 

@@ -8,14 +8,17 @@ from legr_cli.baselines.summary import MethodSummary
 from legr_cli.deploy.slope import fitted_slope
 from legr_cli.reports.records import (
     BenchRecord,
+    CandidateRecord,
     ComparisonRecord,
+    Measure,
     NetworkRecord,
     ReportData,
     SearchRecord,
 )
 from legr_cli.targets import percents
+from legr_cli.training.scores import plotted
 
-FLOPS_AXIS, ACCURACY_AXIS = "FLOPs, % of dense", "test accuracy, %"
+FLOPS_AXIS = "FLOPs, % of dense"
 Numbered = list[tuple[int, NetworkRecord]]  # networks with their row numbers in the table
 
 
@@ -77,8 +80,8 @@ class BarChart:
 def plots(data: ReportData) -> list[Plot]:
     """Every plot that has points."""
     drawn = [plot for comparison in data.comparisons for plot in _method_curves(comparison)]
-    drawn = drawn or [_accuracy_by_flops(data.networks)]
-    drawn += _accuracy_by_latency(data)
+    drawn = drawn or [_score_by_flops(data.networks, measure) for measure in data.measures]
+    drawn += _score_by_latency(data)
     drawn.append(latency_by_flops(data.benches, data.networks))
     for search in data.searches:
         drawn += [_search_progress(search), *_layer_parameters(search)]
@@ -112,24 +115,22 @@ def bar_charts(data: ReportData) -> list[BarChart]:
 
 
 def _method_curves(comparison: ComparisonRecord) -> list[Plot]:
-    """Accuracy by FLOPs of each method after fine-tuning and before, averaged over seeds."""
+    """Score by FLOPs of each method after fine-tuning and before, averaged over seeds."""
+    measure = comparison.measure
     seeds = len({row.seed for row in comparison.rows})
     note = f"Mean of {seeds} seeds; error bars: one standard deviation." if seeds > 1 else ""
     curves = []
     for prefix, title, tuned in (
-        ("compare", "Accuracy by FLOPs", True),
-        ("compare-before", "Accuracy before fine-tuning", False),
+        ("compare", f"{measure.title} by FLOPs", True),
+        ("compare-before", f"{measure.title} before fine-tuning", False),
     ):
-        series = [
-            _method_series(summary, comparison.dense_accuracy, tuned)
-            for summary in comparison.summaries
-        ]
+        series = [_method_series(summary, comparison, tuned) for summary in comparison.summaries]
         curves.append(
             Plot(
                 f"{prefix}-{comparison.name}",
                 f"{title}: {comparison.arch}",
                 FLOPS_AXIS,
-                ACCURACY_AXIS,
+                measure.axis,
                 series,
                 note or "One seed.",
             )
@@ -137,18 +138,20 @@ def _method_curves(comparison: ComparisonRecord) -> list[Plot]:
     return curves
 
 
-def _method_series(summary: MethodSummary, dense_accuracy: float, tuned: bool) -> Series:
+def _method_series(summary: MethodSummary, comparison: ComparisonRecord, tuned: bool) -> Series:
     """One method's curve, which ends at the dense network."""
+    name = comparison.measure.name
     points = [
         DataPoint(
             100 * target.share,
-            100 * (target.accuracy if tuned else target.before),
+            plotted(name, target.score if tuned else target.before),
             f"{summary.method} {target.share:.0%}",
-            error=100 * (target.deviation or 0.0) if tuned else 0.0,
+            error=plotted(name, target.deviation or 0.0) if tuned else 0.0,
         )
         for target in summary.by_target.values()
     ]
-    return _curve(summary.method, [*points, DataPoint(100, 100 * dense_accuracy, "dense")])
+    dense = DataPoint(100, plotted(name, comparison.dense_score), "dense")
+    return _curve(summary.method, [*points, dense])
 
 
 def _curve(name: str, points: list[DataPoint]) -> Series:
@@ -186,36 +189,40 @@ def _by_method(networks: list[NetworkRecord]) -> dict[str, Numbered]:
     return groups or {"dense": dense}
 
 
-def _accuracy_by_flops(networks: list[NetworkRecord]) -> Plot:
-    """Accuracy by FLOPs, one curve per method."""
+def _score_by_flops(networks: list[NetworkRecord], measure: Measure) -> Plot:
+    """A figure by FLOPs, one curve per method."""
     series = []
     for method, group in _by_method(networks).items():
         points = [
-            DataPoint(100 * network.share, 100 * network.accuracy, network.label, i)
+            DataPoint(100 * network.share, plotted(measure.name, figure), network.label, i)
             for i, network in group
-            if network.share is not None and network.accuracy is not None
+            if network.share is not None and (figure := network.at(measure).final) is not None
         ]
         series.append(_curve(method, points))
-    return Plot("accuracy-flops", "Accuracy by FLOPs", FLOPS_AXIS, ACCURACY_AXIS, series)
+    title = f"{measure.title} by FLOPs"
+    return Plot(f"{measure.key}-flops", title, FLOPS_AXIS, measure.axis, series)
 
 
-def _accuracy_by_latency(data: ReportData) -> list[Plot]:
-    """Accuracy by milliseconds, one plot per device and one curve per method."""
+def _score_by_latency(data: ReportData) -> list[Plot]:
+    """A figure by milliseconds, one plot per measure and device, and one curve per method."""
     drawn = []
-    for number, device in enumerate(data.devices, 1):
-        series = []
-        for method, group in _by_method(data.networks).items():
-            points = [
-                DataPoint(latency.ms, 100 * network.accuracy, network.label, i)
-                for i, network in group
-                for latency in network.latencies
-                if latency.device == device and network.accuracy is not None
-            ]
-            series.append(_curve(method, points))
-        title = f"Accuracy by latency on {device}"
-        drawn.append(
-            Plot(f"accuracy-latency-{number}", title, "latency, ms", ACCURACY_AXIS, series)
-        )
+    for measure in data.measures:
+        for number, device in enumerate(data.devices, 1):
+            series = []
+            for method, group in _by_method(data.networks).items():
+                points = [
+                    DataPoint(latency.ms, plotted(measure.name, figure), network.label, i)
+                    for i, network in group
+                    for latency in network.latencies
+                    if latency.device == device
+                    and (figure := network.at(measure).final) is not None
+                ]
+                series.append(_curve(method, points))
+            key, title = (
+                f"{measure.key}-latency-{number}",
+                f"{measure.title} by latency on {device}",
+            )
+            drawn.append(Plot(key, title, "latency, ms", measure.axis, series))
     return drawn
 
 
@@ -251,22 +258,30 @@ def latency_by_flops(benches: list[BenchRecord], networks: list[NetworkRecord]) 
 
 
 def _search_progress(search: SearchRecord) -> Plot:
-    """Accuracy of every candidate, and the best so far."""
-    accuracies = [100 * accuracy for accuracy in search.candidates]
-    points = [DataPoint(i, y, f"candidate {i}") for i, y in enumerate(accuracies, 1)]
+    """The figure of every candidate, and that of the best so far."""
+    name, leaders = search.measure.name, accumulate(search.candidates, _better)
+    points = [
+        DataPoint(i, plotted(name, candidate.figure), f"candidate {i}")
+        for i, candidate in enumerate(search.candidates, 1)
+    ]
     best = [
-        DataPoint(i, y, f"best of the first {i}")
-        for i, y in enumerate(accumulate(accuracies, max), 1)
+        DataPoint(i, plotted(name, leader.figure), f"best of the first {i}")
+        for i, leader in enumerate(leaders, 1)
     ]
     shares = search.shares
     return Plot(
         f"search-{search.file.stem}",
         f"Search for {search.file.name}",
         "candidate",
-        "validation accuracy, %",
+        search.measure.axis,
         [Series("candidates", points, line=False), Series("best so far", best, markers=False)],
         f"Candidates are compared at {percents(shares)} of the dense FLOPs." if shares else "",
     )
+
+
+def _better(leader: CandidateRecord, other: CandidateRecord) -> CandidateRecord:
+    """The one with the higher score; the figure that is shown may go the other way."""
+    return other if other.score > leader.score else leader
 
 
 def _layer_parameters(search: SearchRecord) -> list[Plot]:

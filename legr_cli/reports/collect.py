@@ -22,11 +22,15 @@ from legr_cli.reports.records import (
     BenchRecord,
     ComparisonRecord,
     DeviceLatency,
+    Measure,
     NetworkRecord,
     ReportData,
     SearchRecord,
+    StageScores,
 )
 from legr_cli.training.evaluate import SCORES
+
+Scores = dict[tuple[Path, Measure], float]  # that legr evaluate wrote, by file
 
 
 def collect(paths: Iterable[Path]) -> ReportData:
@@ -45,7 +49,7 @@ def collect(paths: Iterable[Path]) -> ReportData:
         )
     networks += _benched_dense(networks, benches)
     networks = [_with_latencies(network, benches) for network in networks]
-    networks = _with_earlier_stages(networks, scores)
+    networks = _with_scores(networks, scores)
     if len({network.arch for network in networks}) > 1:
         networks = [replace(network, prefix=f"{network.arch} ") for network in networks]
     order = {"dense": 0, "legr": 1}
@@ -70,12 +74,12 @@ def _find_files(paths: Iterable[Path]) -> list[tuple[Path, bool]]:
 
 def _read_files(
     files: list[tuple[Path, bool]], comparisons: list[ComparisonRecord]
-) -> tuple[dict[Path, Card], list[BenchRecord], list[SearchRecord], dict[Path, float]]:
-    """Read network cards (by file), measurements, searches and test accuracies (by file)."""
+) -> tuple[dict[Path, Card], list[BenchRecord], list[SearchRecord], Scores]:
+    """Read network cards (by file), measurements, searches and scores (by file)."""
     cards: dict[Path, Card] = {}
     benches: list[BenchRecord] = []
     searches: list[SearchRecord] = []
-    scores: dict[Path, float] = {}
+    scores: Scores = {}
     for path, named in files:
         if not named and any(comparison.covers(path) for comparison in comparisons):
             continue
@@ -126,33 +130,39 @@ def _with_latencies(network: NetworkRecord, benches: list[BenchRecord]) -> Netwo
 
 def _without_untuned(networks: list[NetworkRecord]) -> list[NetworkRecord]:
     """Leave out networks that were fine-tuned later, and cut ones that were repaired later."""
-    tuned = {_budget(n) for n in networks if n.accuracy is not None}
+    tuned = {_budget(n) for n in networks if n.is_scored}
     repaired = {_budget(n) for n in networks if n.stage == "repaired"}
     later = {"cut": tuned | repaired, "repaired": tuned}
     return [
         network
         for network in networks
-        if network.accuracy is not None or _budget(network) not in later.get(network.stage, tuned)
+        if network.is_scored or _budget(network) not in later.get(network.stage, tuned)
     ]
 
 
-def _with_earlier_stages(
-    networks: list[NetworkRecord], scores: dict[Path, float]
-) -> list[NetworkRecord]:
-    """Add the test accuracies that each network had when it was cut and when it was repaired."""
-    found = {
-        (_budget(network), network.stage): scores[file]
-        for network in networks
-        if (file := network.file.resolve()) in scores
-    }
-    return [
-        replace(
-            network,
-            cut=found.get((_budget(network), "cut")),
-            repaired=found.get((_budget(network), "repaired")),
-        )
-        for network in networks
-    ]
+def _with_scores(networks: list[NetworkRecord], scores: Scores) -> list[NetworkRecord]:
+    """Add what legr evaluate measured: on a network, and on the stages that it went through."""
+    by_stage: dict[tuple[str, str, int | None], dict[Measure, dict[str, float]]] = {}
+    for network in networks:
+        file, stage = network.file.resolve(), network.stage
+        for (scored_file, measure), figure in scores.items():
+            if scored_file == file and stage in ("cut", "repaired"):
+                by_stage.setdefault(_budget(network), {}).setdefault(measure, {})[stage] = figure
+    return [_with_stages(n, by_stage.get(_budget(n), {}), scores) for n in networks]
+
+
+def _with_stages(
+    network: NetworkRecord, earlier: dict[Measure, dict[str, float]], scores: Scores
+) -> NetworkRecord:
+    """Add figures of earlier stages and, unless training recorded them, of the network itself."""
+    file, merged = network.file.resolve(), dict(network.scores)
+    if network.stage in ("dense", "tuned"):
+        for (scored_file, measure), figure in scores.items():
+            if scored_file == file:
+                merged.setdefault(measure, StageScores(figure))
+    for measure, stages in earlier.items():
+        merged[measure] = replace(merged.get(measure, StageScores()), **stages)
+    return replace(network, scores=merged)
 
 
 def _budget(network: NetworkRecord) -> tuple[str, str, int | None]:

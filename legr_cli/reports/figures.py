@@ -67,7 +67,8 @@ def animate(plot: Plot, path: Path) -> None:
     candidates, best = (series.points for series in plot.series)
     figure, axes = _new_axes(plot)
     ys = [point.y for point in candidates]
-    axes.set(xlim=(0, len(ys) + 1), ylim=(min(ys) - 2, max(ys) + 2))
+    margin = 2 if plot.y.endswith("%") else 0.1 * (max(ys) - min(ys)) or 1
+    axes.set(xlim=(0, len(ys) + 1), ylim=(min(ys) - margin, max(ys) + margin))
     (dots,) = axes.plot([], [], "o", markersize=3, label="candidates")
     (line,) = axes.plot([], [], "-", label="best so far")
     axes.legend(frameon=False, loc="lower right", fontsize="small")

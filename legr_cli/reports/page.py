@@ -8,8 +8,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from legr_cli.reports.charts import BarChart, Heatmap, Plot, bar_charts, heatmaps, plots
-from legr_cli.reports.records import NetworkRecord, ReportData
+from legr_cli.reports.records import Measure, NetworkRecord, ReportData
 from legr_cli.reports.svg import COLOURS, bars_svg, heatmap_svg, plot_svg
+from legr_cli.training.scores import plotted, with_unit
 from legr_cli.version import __version__
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -32,7 +33,7 @@ def page(data: ReportData, folder: Path) -> str:
             for i in range(COLOURS)
         ),
         figures="\n".join(figures),
-        table=_table(data.networks, folder),
+        table=_table(data, folder),
         commands=_commands(data),
         versions=escape(_versions(data)),
     )
@@ -84,23 +85,22 @@ def _heatmap_figure(heatmap: Heatmap) -> str:
     )
 
 
-def _table(networks: list[NetworkRecord], folder: Path) -> str:
+def _table(data: ReportData, folder: Path) -> str:
     """Render the table of networks, sortable by any column."""
+    networks = data.networks
     if not networks:
         return ""
     devices = list(dict.fromkeys(latency.device for net in networks for latency in net.latencies))
     columns: dict[str, list[float | None]] = {
         "FLOPs, M": [net.flops and net.flops / 1e6 for net in networks],
         "% of dense": [net.share and 100 * net.share for net in networks],
-        "cut, %": [_percent(net.cut) for net in networks],
-        "repaired, %": [_percent(net.repaired) for net in networks],
-        "test accuracy, %": [_percent(net.accuracy) for net in networks],
-        "before fine-tuning (validation), %": [_percent(net.before) for net in networks],
     }
+    for measure in data.measures:
+        columns |= _score_columns(networks, measure, several=len(data.measures) > 1)
     for device in devices:
         ms = [{latency.device: latency.ms for latency in net.latencies} for net in networks]
         columns[f"ms on {device}"] = [by_device.get(device) for by_device in ms]
-    shown = {name: column for name, column in columns.items() if any(column)}
+    shown = {name: column for name, column in columns.items() if _has_numbers(column)}
     heads = ["network", *shown, "file"]
     head = "".join(f'<th scope="col"><button>{escape(text)}</button></th>' for text in heads)
     rows = []
@@ -119,9 +119,32 @@ def _table(networks: list[NetworkRecord], folder: Path) -> str:
     )
 
 
-def _percent(share: float | None) -> float | None:
+def _score_columns(
+    networks: list[NetworkRecord], measure: Measure, several: bool
+) -> dict[str, list[float | None]]:
+    """The columns of one measure; with several on the page, each says which one it is."""
+    what = f": {measure.split} {measure.name}" if several else ""
+    earlier = f": {measure.name}" if several else ""
+    titles = {
+        "cut": with_unit(f"cut{what}", measure.name),
+        "repaired": with_unit(f"repaired{what}", measure.name),
+        "final": measure.axis,
+        "before": with_unit(f"before fine-tuning (validation){earlier}", measure.name),
+    }
+    return {
+        title: [_plotted(measure, getattr(net.at(measure), stage)) for net in networks]
+        for stage, title in titles.items()
+    }
+
+
+def _has_numbers(column: list[float | None]) -> bool:
+    """Whether there is anything to show."""
+    return any(number is not None for number in column)
+
+
+def _plotted(measure: Measure, figure: float | None) -> float | None:
     """Convert a share to a percentage; None stays None."""
-    return None if share is None else 100 * share
+    return None if figure is None else plotted(measure.name, figure)
 
 
 def _cell(number: float | None) -> str:

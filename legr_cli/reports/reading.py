@@ -9,14 +9,27 @@ from typing import Any
 from legr_cli.baselines.summary import ComparisonRow, is_comparison
 from legr_cli.deploy.slope import points
 from legr_cli.errors import ReportError, first_line
+from legr_cli.journal import is_scored
 from legr_cli.models.card import Card
 from legr_cli.reports.records import (
     BenchRecord,
     BenchRow,
+    CandidateRecord,
     ComparisonRecord,
     LayerParameters,
+    Measure,
     NetworkRecord,
     SearchRecord,
+    StageScores,
+)
+from legr_cli.training.scores import (
+    ACCURACY,
+    WORST,
+    figures_in,
+    first_figure,
+    headline,
+    is_share,
+    score_in,
 )
 
 JsonObject = dict[str, Any]
@@ -59,12 +72,15 @@ def search_record(path: Path, data: JsonObject) -> SearchRecord:
     """Make the record of a ranking.json and, if it is next to it, its history."""
     flops = _object(data.get("settings")).get("flops")
     shares = flops if isinstance(flops, list) else [flops]
+    best = _scored(data.get("best"))
+    name = ACCURACY if best is None else headline(best)
     return SearchRecord(
         path,
         _layers(path, data),
         [share for share in shares if isinstance(share, float)],
-        _candidates(path, data),
+        _candidates(path, data, name),
         str(data["command"]) if "command" in data else None,
+        Measure(name, "validation"),
     )
 
 
@@ -91,21 +107,24 @@ def _is_layer(row: Any) -> bool:
     return all(isinstance(number, int | float) and abs(number) < 1e30 for number in numbers)
 
 
-def _candidates(path: Path, data: JsonObject) -> list[float]:
-    """Accuracies in the history next to a ranking, up to the first damaged line."""
+def _candidates(path: Path, data: JsonObject, name: str) -> list[CandidateRecord]:
+    """Scores in the history next to a ranking, up to the first damaged line.
+
+    Candidates that could not reach a target have none, except for an accuracy of 0.
+    """
     history = path.parent / Path(str(data.get("history", ""))).name
-    accuracies: list[tuple[int, float]] = []  # with the numbers of their candidates
+    found: list[tuple[int, CandidateRecord]] = []  # with the numbers of their candidates
     if history.is_file():
         for text in history.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
             try:
-                line = _object(json.loads(text))
+                line = _scored(json.loads(text))
             except ValueError:
                 break
-            accuracy = _share(line.get("accuracy"))
-            if accuracy is not None:
-                accuracies.append((_count(line.get("candidate")) or 0, accuracy))
-    accuracies.sort(key=lambda numbered: numbered[0])
-    return [accuracy for _, accuracy in accuracies]
+            if line is not None and headline(line) == name and score_in(line) > WORST:
+                candidate = CandidateRecord(score_in(line), first_figure(line)[1])
+                found.append((_count(line.get("candidate")) or 0, candidate))
+    found.sort(key=lambda numbered: numbered[0])
+    return [candidate for _, candidate in found]
 
 
 def network_record(path: Path, card: Card, peers: Iterable[Card]) -> NetworkRecord:
@@ -128,8 +147,7 @@ def network_record(path: Path, card: Card, peers: Iterable[Card]) -> NetworkReco
         flops=dense if card.kept is None else _count(_object(notes.get("flops")).get("after")),
         dense_flops=dense,
         params=_count(_object(notes.get("params")).get("after")),
-        accuracy=_share(_object(training.get("test")).get("accuracy")),
-        before=_share(_object(training.get("before")).get("accuracy")) if kept else None,
+        scores=_training_scores(training, bool(kept)),
         stage=_stage(card),
         target=_share(_object(notes.get("target")).get("flops")),
         widths={
@@ -142,6 +160,18 @@ def network_record(path: Path, card: Card, peers: Iterable[Card]) -> NetworkReco
     )
 
 
+def _training_scores(training: JsonObject, is_pruned: bool) -> dict[Measure, StageScores]:
+    """The figure that legr finetune recorded: on test images, or else on validation images."""
+    before = _scored(training.get("before")) if is_pruned else None
+    for split in ("test", "validation"):
+        line = _scored(training.get(split))
+        if line is not None:
+            name, value = first_figure(line)
+            earlier = figures_in(before).get(name) if before else None
+            return {Measure(name, split): StageScores(value, earlier)}
+    return {}
+
+
 def _stage(card: Card) -> str:
     """The last thing that was done to a network."""
     if card.kept is None:
@@ -150,19 +180,21 @@ def _stage(card: Card) -> str:
     return next((stage for stage, note in done if note in card.notes), "cut")
 
 
-def read_scores(path: Path, data: JsonObject) -> dict[Path, float]:
-    """Test accuracies that `legr evaluate` wrote, by file."""
+def read_scores(path: Path, data: JsonObject) -> dict[tuple[Path, Measure], float]:
+    """Figures that `legr evaluate` wrote, by file and measure."""
     rows = data.get("scores")
     if not isinstance(rows, list):
         raise ReportError(f"{path} is damaged: it has no scores; evaluate the networks again")
-    if data.get("split") != "test" or data.get("recalibrated"):
+    split = {"test": "test", "val": "validation"}.get(str(data.get("split")))
+    if split is None or data.get("recalibrated"):
         return {}
-    found = ((_object(row).get("file"), _share(_object(row).get("accuracy"))) for row in rows)
-    return {
-        Path(file).resolve(): accuracy
-        for file, accuracy in found
-        if isinstance(file, str) and accuracy is not None
-    }
+    scores = {}
+    for row in rows:
+        line, file = _scored(row), _object(row).get("file")
+        if isinstance(file, str) and line is not None:
+            name, value = first_figure(line)
+            scores[Path(file).resolve(), Measure(name, split)] = value
+    return scores
 
 
 def read_comparisons(paths: Iterable[Path]) -> list[ComparisonRecord]:
@@ -189,16 +221,17 @@ def _comparison(path: Path, data: JsonObject) -> ComparisonRecord:
     return ComparisonRecord(
         [path],
         data["arch"],
-        data["dense"]["accuracy"],
+        first_figure(data["dense"])[1],
         [ComparisonRow.from_line(row) for row in data["rows"]],
         [str(data["command"])] if "command" in data else [],
+        Measure(data.get("score", ACCURACY), data.get("split", "test")),
     )
 
 
 def _subject(data: JsonObject) -> str:
     """What was compared, and with which settings, except for the seed."""
     settings = {**_object(data.get("settings")), "seed": 0, "repeats": 0}
-    subject = [data.get(key) for key in ("arch", "input", "weights_sha256", "statistics")]
+    subject = [data.get(key) for key in ("arch", "input", "weights_sha256", "statistics", "task")]
     # not the sha256: it covers the split, which depends on the seed
     images = _object(data.get("data"))
     subject += [images.get(key) for key in ("kind", "classes", "images")]
@@ -223,6 +256,16 @@ def _object(value: Any) -> JsonObject:
 def _count(value: Any) -> int | None:
     """Return a positive 64-bit integer as it is, and None for any other value."""
     return value if type(value) is int and 0 < value < 2**63 else None
+
+
+def _scored(value: Any) -> JsonObject | None:
+    """Return a line with a score and valid figures as it is, and None for any other value."""
+    line = _object(value)
+    if not is_scored(line):
+        return None
+    figures = figures_in(line).items()
+    valid = all(_share(x) is not None if is_share(name) else abs(x) < 1e30 for name, x in figures)
+    return line if valid else None
 
 
 def _share(value: Any) -> float | None:

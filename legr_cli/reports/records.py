@@ -1,10 +1,48 @@
 """The records behind a report: networks, measurements, searches and comparisons."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from legr_cli.baselines.summary import ComparisonRow, MethodSummary, summarize
 from legr_cli.deploy.slope import Point
+from legr_cli.training.scores import ACCURACY, capitalized, with_unit
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a figure is, and which images it was measured on; each measure has its own axis."""
+
+    name: str = ACCURACY  # or mean IoU, agreement, relative error, …
+    split: str = "test"  # or "validation"
+
+    @property
+    def axis(self) -> str:
+        """`test accuracy, %`, the title of an axis or a column."""
+        return with_unit(f"{self.split} {self.name}", self.name)
+
+    @property
+    def title(self) -> str:
+        """`Accuracy`, or `Validation agreement`: how the title of a chart starts."""
+        return capitalized(self.name if self.split == "test" else f"{self.split} {self.name}")
+
+    @property
+    def key(self) -> str:
+        """`accuracy` or `validation-agreement`, for the name of an image file."""
+        return re.sub(r"\W+", "-", self.title.lower()).strip("-") or "score"
+
+
+TEST_ACCURACY = Measure()
+
+
+@dataclass(frozen=True)
+class StageScores:
+    """A network's figures of one measure, at each stage that it went through."""
+
+    final: float | None = None  # of the network itself: a dense or a fine-tuned one
+    before: float | None = None  # on the validation images, before fine-tuning
+    cut: float | None = None  # when it was cut, from legr evaluate …
+    repaired: float | None = None  # … and when it was repaired
 
 
 @dataclass(frozen=True)
@@ -18,7 +56,7 @@ class DeviceLatency:
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """A network file: its cost, accuracy, latencies and provenance."""
+    """A network file: its cost, scores, latencies and provenance."""
 
     file: Path
     method: str  # "legr", "norm", "uniform", … or "dense"
@@ -26,11 +64,8 @@ class NetworkRecord:
     flops: int | None
     dense_flops: int | None
     params: int | None
-    accuracy: float | None = None  # on the test images
-    before: float | None = None  # on the validation images, before fine-tuning
+    scores: dict[Measure, StageScores] = field(default_factory=dict)
     stage: str = "dense"  # "cut", "repaired" or "tuned"
-    cut: float | None = None  # accuracy on the test images when it was cut, from legr evaluate …
-    repaired: float | None = None  # … and when it was repaired
     widths: dict[str, tuple[int, int]] = field(default_factory=dict)  # layer: (kept, dense)
     commands: list[str] = field(default_factory=list)
     made_with: dict[str, str] = field(default_factory=dict)
@@ -42,6 +77,15 @@ class NetworkRecord:
     def share(self) -> float | None:
         """FLOPs as a share of the dense network's."""
         return self.flops / self.dense_flops if self.flops and self.dense_flops else None
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the network itself was measured, not only an earlier stage of it."""
+        return any(scores.final is not None for scores in self.scores.values())
+
+    def at(self, measure: Measure) -> StageScores:
+        """The figures of a measure; empty if there are none."""
+        return self.scores.get(measure, StageScores())
 
     @property
     def short_label(self) -> str:
@@ -102,14 +146,23 @@ class LayerParameters:
 
 
 @dataclass(frozen=True)
+class CandidateRecord:
+    """A candidate of a search."""
+
+    score: float  # higher is better
+    figure: float  # the one to show
+
+
+@dataclass(frozen=True)
 class SearchRecord:
     """A ranking.json, and the candidates evaluated in the search for it."""
 
     file: Path
     layers: list[LayerParameters]  # empty if the ranking scores filters one by one
     shares: list[float]  # of the dense FLOPs, to which candidates were pruned
-    candidates: list[float]  # validation accuracies
+    candidates: list[CandidateRecord]
     command: str | None = None
+    measure: Measure = Measure(split="validation")
 
 
 @dataclass(frozen=True)
@@ -118,9 +171,10 @@ class ComparisonRecord:
 
     files: list[Path]
     arch: str
-    dense_accuracy: float
+    dense_score: float
     rows: list[ComparisonRow]
     commands: list[str]
+    measure: Measure = TEST_ACCURACY
 
     @property
     def summaries(self) -> list[MethodSummary]:
@@ -159,3 +213,9 @@ class ReportData:
     def devices(self) -> list[str]:
         """The devices that were measured on, each once."""
         return list(dict.fromkeys(bench.device for bench in self.benches))
+
+    @property
+    def measures(self) -> list[Measure]:
+        """What the networks were measured by, each once; accuracy first."""
+        found = dict.fromkeys(measure for network in self.networks for measure in network.scores)
+        return sorted(found, key=lambda measure: (measure != TEST_ACCURACY, measure.axis))

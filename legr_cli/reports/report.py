@@ -21,7 +21,7 @@ def report(
     svg: str | PathLike[str] | None = None,
     animate: str | PathLike[str] | None = None,
 ) -> list[Path]:
-    """Show networks, their accuracy and latency, searches and comparisons on one HTML page.
+    """Show networks, their scores and latency, searches and comparisons on one HTML page.
 
     Args:
         paths: Networks, ranking.json, bench.json and compare.json files, or folders of them.

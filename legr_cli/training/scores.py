@@ -50,15 +50,19 @@ def figures_in(line: Mapping[str, Any]) -> dict[str, float]:
     return line.get("figures") or {"score": line["score"]}
 
 
+def first_figure(line: Mapping[str, Any]) -> tuple[str, float]:
+    """Name and value of the figure of a journal's line to show first."""
+    return next(iter(figures_in(line).items()))
+
+
 def shown(line: Mapping[str, Any]) -> str:
     """The first figure of a journal's line, such as `91.20%`; its name is `headline(line)`."""
-    name, value = next(iter(figures_in(line).items()))
-    return format_figure(name, value)
+    return format_figure(*first_figure(line))
 
 
 def headline(line: Mapping[str, Any]) -> str:
     """What the first figure of a journal's line is called."""
-    return next(iter(figures_in(line)))
+    return first_figure(line)[0]
 
 
 def is_share(name: str) -> bool:
@@ -69,3 +73,24 @@ def is_share(name: str) -> bool:
 def format_figure(name: str, value: float) -> str:
     """Format a share in percent, any other figure as a number."""
     return f"{value:.2%}" if is_share(name) else f"{value:.4g}"
+
+
+def plotted(name: str, value: float) -> float:
+    """A figure as charts and tables show it, without its unit: shares in percent."""
+    return 100 * value if is_share(name) else value
+
+
+def as_number(name: str, value: float) -> str:
+    """Format a figure without its unit, which is in the title of its column."""
+    return f"{100 * value:.2f}" if is_share(name) else f"{value:.4g}"
+
+
+def with_unit(title: str, name: str) -> str:
+    """The title of an axis or a column with the unit of a figure, such as `test mean IoU, %`."""
+    return f"{title}, %" if is_share(name) else title
+
+
+def capitalized(title: str) -> str:
+    """A title with a capital letter, unless it starts with a name such as `mIoU`."""
+    first = title.partition(" ")[0]
+    return title[:1].upper() + title[1:] if first == first.lower() else title

@@ -47,7 +47,7 @@ def probed() -> tuple[list[torch.Tensor], GatedNetwork]:
     found = GatedNetwork(couple(model, (1, 1, 1))).train()
     loss = found(torch.tensor([1.0, 2.0]).reshape(2, 1, 1, 1)).square().mean() / 2
     loss.backward()
-    return found.gradients(2), found
+    return found.gradients(), found
 
 
 def test_gradients_of_gates() -> None:
@@ -56,6 +56,30 @@ def test_gradients_of_gates() -> None:
     assert [units.tolist() for units in found.gate_units] == [[-1], [0, 1]]
     assert gradients[1].tolist() == [[-2, 3], [-8, 12]]
     assert gradients[0].tolist() == [[1], [4]]  # of the image itself: y²
+
+
+def test_outputs_may_have_any_structure() -> None:
+    """x → (x, −x) → y = 2·x + 1·x; ∂(y²/2)/∂gate is y·2x and y·x: of x = 2 and x = 1."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(1, 2, 1, bias=False)
+            self.last = nn.Conv2d(2, 1, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            y = self.last(self.first(x))
+            return {"y": y, "all": y.sum()}
+
+    model = Named()
+    with torch.no_grad():
+        model.first.weight[:] = torch.tensor([1.0, -1.0]).reshape(2, 1, 1, 1)
+        model.last.weight[:] = torch.tensor([2.0, -1.0]).reshape(1, 2, 1, 1)
+    found = GatedNetwork(couple(model, (1, 1, 1))).train()
+    outputs = found(torch.tensor([2.0, 1.0]).reshape(2, 1, 1, 1))
+    assert outputs["all"].item() == 9
+    (outputs["y"].square().mean() / 2).backward()
+    assert found.gradients()[1].tolist() == [[24, 12], [6, 3]]
 
 
 def test_taylor_by_hand() -> None:
@@ -100,7 +124,7 @@ def test_a_units_mask_is_one_for_all_that_read_it() -> None:
         model.right.weight[:] = torch.tensor([[-1.0, 0.5]])
     found = GatedNetwork(couple(model, (1, 1, 1))).train()
     found(torch.ones(1, 1, 1, 1)).sum().backward()  # y = 1, ∂y/∂mask = 2·(1 − 1), 2·½
-    total = fisher(0.0).accumulate(found.gradients(1), found.gate_units, 2)
+    total = fisher(0.0).accumulate(found.gradients(), found.gate_units, 2)
     assert total.tolist() == [0, 1]
 
 

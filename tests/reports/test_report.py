@@ -23,6 +23,7 @@ from legr_cli.cut import uniform_scores
 from legr_cli.models.network import open_network
 from legr_cli.reports.charts import DataPoint, Plot, Series, heatmaps, plots
 from legr_cli.reports.collect import collect
+from legr_cli.reports.records import TEST_ACCURACY
 from legr_cli.reports.svg import _ticks, plot_svg
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -64,18 +65,19 @@ def test_the_demo_gives_what_it_promises(told: Path) -> None:
     facts = collect([told])
     by_label = {(net.method, net.file.name): net for net in facts.networks}
     dense = by_label["dense", "dense.safetensors"]
-    assert dense.accuracy is not None
-    assert dense.accuracy > 0.93
-    tuned = [net for net in facts.networks if net.accuracy is not None and net.method != "dense"]
+    assert dense.is_scored
+    assert dense.at(TEST_ACCURACY).final > 0.93
+    tuned = [net for net in facts.networks if net.is_scored and net.method != "dense"]
     assert sorted(net.method for net in tuned) == ["legr", "legr", "uniform", "uniform"]
     for net in tuned:
-        assert net.accuracy > 0.85
+        scores = net.at(TEST_ACCURACY)
+        assert scores.final > 0.85
         assert net.share < 0.61
         assert [latency.ratio > 0 for latency in net.latencies] == [True]
         steps = [command.split()[1] for command in net.commands]
         assert steps == ["finetune", "prune", "repair", "finetune"]
-        assert net.cut < net.repaired
-        assert net.cut < net.accuracy
+        assert scores.cut < scores.repaired
+        assert scores.cut < scores.final
         assert net.commands[-1].endswith(str(net.file))
     [search] = facts.searches
     assert len(search.candidates) == 100
@@ -216,6 +218,74 @@ def test_two_architectures_are_told_apart(tmp_path: Path) -> None:
     assert "Channels kept of resnet20, by layer" in text
     assert "test accuracy, %</button>" not in text
     assert len(Links(text).links) == 2
+
+
+def noted(path: Path, source: Path, **training: object) -> None:
+    """A network file whose training notes say this."""
+    with safe_open(source, "pt") as file:
+        header = json.loads(file.metadata()["legr"])
+    header["notes"]["training"] = training
+    save_file({"x": torch.zeros(1)}, path, metadata={"legr": json.dumps(header)})
+
+
+def line(**figures: float) -> dict:
+    """What training records of a task other than classification."""
+    named = {name.replace("_", " "): value for name, value in figures.items()}
+    return {"score": -1.5, "figures": named, "loss": 1.0, "images": 4}
+
+
+def test_each_score_has_its_own_axis(tmp_path: Path) -> None:
+    """Mean IoU on test images, of b from legr evaluate, and a relative error on held-out ones."""
+    cut = tmp_path / "nets" / "cut.safetensors"
+    cut.parent.mkdir()
+    legr("prune", "random:small_cifar", "--flops", 0.5, "--out", cut)
+    segmenter = {"mean_IoU": 0.45, "pixel_accuracy": 0.8}
+    noted(
+        tmp_path / "nets" / "a.safetensors", cut, test=line(**segmenter), before=line(mean_IoU=0.2)
+    )
+    noted(tmp_path / "nets" / "b.safetensors", cut, validation=line(relative_error=1.25))
+    rows = [
+        {"file": str(cut.with_stem(name)), "score": 0.1, "figures": {"mean IoU": value}}
+        for name, value in (("cut", 0.1), ("b", 0.375))
+    ]
+    scores = {"format": "legr-scores", "split": "test", "scores": rows}
+    (tmp_path / "nets" / "scores.json").write_text(json.dumps(scores))
+    drawn = {plot.key: plot for plot in plots(collect([tmp_path]))}
+    assert list(drawn) == ["mean-iou-flops", "validation-relative-error-flops"]
+    iou, error = drawn.values()
+    assert (iou.title, iou.y) == ("Mean IoU by FLOPs", "test mean IoU, %")
+    assert error.title == "Validation relative error by FLOPs"
+    assert error.y == "validation relative error"
+    drawn_points = [[point.y for point in plot.series[0].points] for plot in (iou, error)]
+    assert drawn_points == [[45, 37.5], [1.25]]
+    legr("report", tmp_path, "--out", tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert re.findall("<button>([^<]*)</button>", text)[3:-1] == [
+        "cut: test mean IoU, %",
+        "test mean IoU, %",
+        "before fine-tuning (validation): mean IoU, %",
+        "validation relative error",
+    ]
+    assert "ccuracy" not in text
+
+
+def test_the_best_candidate_may_have_the_smallest_figure(tmp_path: Path) -> None:
+    """Errors of 0.5, 0.2 and 0.3; another candidate could not reach the target."""
+    best = {"score": -0.04, "figures": {"relative error": 0.2}}
+    ranking = {"format": "legr-ranking", "layers": [], "best": best, "history": "r.history.jsonl"}
+    (tmp_path / "r.json").write_text(json.dumps(ranking))
+    lines = [{"format": "legr-history"}]
+    for number, error in enumerate((0.5, 0.2, 0.3)):
+        figures = {"score": -error * error, "figures": {"relative error": error}}
+        lines.append({"candidate": number, **figures})
+    lines.append({"candidate": 3, "score": -1e30, "figures": {"score": -1e30}})
+    (tmp_path / "r.history.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    [plot] = plots(collect([tmp_path]))
+    assert plot.y == "validation relative error"
+    assert [[point.y for point in series.points] for series in plot.series] == [
+        [0.5, 0.2, 0.3],
+        [0.5, 0.2, 0.2],
+    ]
 
 
 def test_bad_reports(told: Path, tmp_path: Path) -> None:
