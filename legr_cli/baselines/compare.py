@@ -74,6 +74,7 @@ def compare(
     settings: Compare | None = None,
     loss: BatchFunction | None = None,
     score: BatchFunction | None = None,
+    outputs: str | None = None,
     validation: Any = None,
     input_shape: Sequence[int] | None = None,
     arch: str | Callable[..., nn.Module] | None = None,
@@ -113,6 +114,8 @@ def compare(
         loss: `loss(outputs, targets)`, the mean over a batch; cross entropy by default.
         score: `score(outputs, targets)`, the mean over a batch, higher is better; accuracy by
             default, or the negative loss if you pass only `loss`.
+        outputs: What outputs of images × numbers are, where they are compared with another
+            network's: `"classes"` for class scores, `"values"` for numbers such as angles.
         validation: Your own held-out data, instead of a tenth of `data`.
         input_shape: Shape of one image; needed for a SPEC and a module that is not from legr.
         arch: `"module:factory"` of your own network, or the factory itself.
@@ -167,7 +170,7 @@ def compare(
         as_path(out, "out"),
         resume=resume,
         force=force,
-        task=task_for(loss, score, images.task),
+        task=task_for(loss, score, images.task, outputs or network.outputs),
         device=device,
         progress=reporting(progress),
     )

@@ -124,6 +124,7 @@ def compare(
     min_keep: options.MinKeep = 0.1,
     score: options.ScoreFunction = None,
     loss: options.LossFunction = None,
+    outputs: options.Outputs = None,
     ignore_index: options.IgnoreIndex = 255,
     normalize: options.Normalize = None,
     resize: options.Resize = None,
@@ -171,7 +172,7 @@ def compare(
 
     given = locals()
     images = options.images_from(given)
-    task = options.task_from(given, images)
+    task = options.task_from(given, images, checkpoint)
     settings = _settings(given)
     with resumable() as display:
         found = compare_network(

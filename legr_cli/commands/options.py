@@ -73,19 +73,19 @@ def task_from(
     What the outputs are is recorded in a network's file. `against`: the targets are the outputs of
     another network, whatever the data.
     """
-    from legr_cli.models.card import read_notes
+    from legr_cli.models.card import outputs_of, read_card
     from legr_cli.models.registry import imported
-    from legr_cli.repairs.closeness import recorded_outputs
     from legr_cli.training.tasks import CLOSENESS, task_for
 
     def function(name: str) -> Any:
         text = given[name]
         return text and imported(f"--{name}", text, name, "a function of outputs and targets")
 
-    outputs = given["outputs"]
+    outputs = given["outputs"] or ("values" if given.get("module") else None)
     if outputs is None and network is not None and Path(network).is_file():
-        with contextlib.suppress(CheckpointError):  # raised where the file is opened
-            outputs = recorded_outputs(read_notes(Path(network)))
+        with contextlib.suppress(CheckpointError):  # raised where the file is opened, if at all
+            card = read_card(Path(network))
+            outputs = outputs_of(card.notes, card.module)
     usual = CLOSENESS if against else images.task
     return task_for(function("loss"), function("score"), usual, outputs)
 

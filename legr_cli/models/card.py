@@ -99,6 +99,11 @@ def read_card(path: Path) -> Card:
     return parse_card(str(path), header[KEY])
 
 
+def outputs_of(notes: dict[str, Any], module: str) -> str | None:
+    """What outputs of images × numbers are, where a card tells; those of a part are values."""
+    return "values" if module or notes.get("outputs") == "values" else None
+
+
 def read_notes(path: Path) -> dict[str, Any]:
     """The notes of a legr file's card; empty for other files."""
     header = read_header(path)

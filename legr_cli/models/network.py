@@ -22,6 +22,7 @@ from legr_cli.models.card import (
     attach_card,
     card_of,
     check_shapes,
+    outputs_of,
     parse_card,
     unwrap,
 )
@@ -54,6 +55,11 @@ class Network:
     kept: Channels | None = None  # None: nothing was removed
     notes: dict[str, Any] = field(default_factory=dict)  # provenance, statistics, class names
     module: str = ""  # the part of the network that may be pruned; "": all of it
+
+    @property
+    def outputs(self) -> str | None:
+        """What outputs of images × numbers are, `values` or unknown."""
+        return outputs_of(self.notes, self.module)
 
     @property
     def card(self) -> Card:

@@ -8,7 +8,7 @@ scores, such as angles, the caller says so (`values`).
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,11 +126,6 @@ def _sums(found: Tensor, wanted: Tensor) -> Tensor:
         return torch.tensor([int((found != wanted).sum()), 0.0, wanted.numel(), wanted.numel()])
     error, linear, square = (found - wanted).square().sum(), wanted.sum(), wanted.square().sum()
     return torch.stack([error, linear, square, error.new_tensor(wanted.numel())])
-
-
-def recorded_outputs(notes: Mapping[str, Any]) -> str | None:
-    """What outputs of images × numbers are, where a network's notes record it."""
-    return "values" if notes.get("outputs") == "values" else None
 
 
 @torch.no_grad()

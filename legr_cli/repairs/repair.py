@@ -21,7 +21,7 @@ from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.kept import kept_units
 from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Message, Report, reporting, silent
-from legr_cli.repairs.closeness import divergences, recorded_outputs
+from legr_cli.repairs.closeness import divergences
 from legr_cli.repairs.layers import RepairedLayer, repair_layers
 from legr_cli.repairs.pictures import RepairData, RepairImages, choose_pictures
 from legr_cli.settings import Pictures as PictureSettings
@@ -203,7 +203,7 @@ def _repair(
         seed=settings.seed,
         progress=progress,
     )
-    values = (settings.outputs or recorded_outputs(network.notes)) == "values"
+    values = (settings.outputs or network.outputs) == "values"
     before, after = divergences([cut, repaired], units.flow.traced, pictures.held_out, values)
     helped = after < before
     held_out = sum(map(len, pictures.held_out))

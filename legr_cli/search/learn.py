@@ -16,7 +16,6 @@ from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Message, Report, Status, interruptible, reporting, silent
 from legr_cli.pruning import analyze
 from legr_cli.ranking import Ranking, write_ranking
-from legr_cli.repairs.closeness import recorded_outputs
 from legr_cli.search.fitness import default_fitness, with_steps
 from legr_cli.search.history import HISTORY, history_of
 from legr_cli.search.reporting import opening_messages, progress_callback
@@ -160,7 +159,7 @@ def learn(
             path,
             resume=resume,
             force=force,
-            task=task_for(loss, score, images.task, outputs or recorded_outputs(network.notes)),
+            task=task_for(loss, score, images.task, outputs or network.outputs),
             device=device,
             progress=reporting(progress),
         ).ranking

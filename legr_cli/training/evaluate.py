@@ -15,7 +15,6 @@ from legr_cli.data.batches import Serving, in_order, shuffled
 from legr_cli.data.dataset import Data, Part, described, doubts
 from legr_cli.errors import DataError, SettingError
 from legr_cli.models.network import Network, as_network, in_single_precision
-from legr_cli.repairs.closeness import recorded_outputs
 from legr_cli.settings import Pictures
 from legr_cli.training import loop
 from legr_cli.training.devices import choose
@@ -146,7 +145,7 @@ def evaluate(
             loss,
             score,
             images.task if against is None else CLOSENESS,
-            outputs or recorded_outputs(network.notes),
+            outputs or network.outputs,
         ),
         recalibrated=recalibrate,
         batch_size=batch_size,

@@ -15,7 +15,6 @@ from legr_cli.journal import Line
 from legr_cli.models.card import card_of, unwrap, with_command
 from legr_cli.models.network import Network, as_network
 from legr_cli.progress import Report, Status, interruptible, reporting, silent
-from legr_cli.repairs.closeness import recorded_outputs
 from legr_cli.settings import Pictures, Training, given
 from legr_cli.training.devices import amp_helps
 from legr_cli.training.evaluate import recalibrate_on
@@ -166,7 +165,7 @@ def finetune(
             planned,
             RunFiles(path, resume, force),
             teacher=None if teacher is None else as_network(teacher, network.input_shape).copied(),
-            task=task_for(loss, score, images.task, outputs or recorded_outputs(network.notes)),
+            task=task_for(loss, score, images.task, outputs or network.outputs),
             device=device,
             progress=reporting(progress),
         )

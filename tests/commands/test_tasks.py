@@ -1,4 +1,4 @@
-"""Tasks without labels, and other than classification: docs/tasks.md, line by line, and bad input."""
+"""Tasks without labels, and other than classification: docs/tasks.md, and bad input."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def street(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "more/train").rename(tmp_path / "camera")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("street", "detector", "policy", "metrics"):
+    for name in ("street", "detector", "policy", "metrics", "two", "bad"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
@@ -110,7 +110,7 @@ def test_a_policy_from_the_page(street: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_regressor_of_digits(tmp_path: Path) -> None:
-    """Two coordinates for each image, the ink's centre: as class scores, they would mean nothing."""
+    """Two coordinates for each image, the ink's centre: no scores of classes."""
     from legr_cli.data.sources import find
 
     pixels = find("digits")[2].splits["train"].pixels[:400]  # type: ignore[union-attr]
@@ -151,8 +151,6 @@ def test_a_regressor_of_digits(tmp_path: Path) -> None:
 
 
 def test_the_same_from_the_shell_and_from_python(street: Path) -> None:
-    net = legr_cli.load("random:street:build", arch=None) if False else None
-    del net
     legr(
         "finetune",
         "--arch",
@@ -211,7 +209,8 @@ BAD = {
         "empty has no images",
     ),
     "no such score": (
-        "evaluate small.safetensors --arch street:build --data pairs:street --score metrics:nothing",
+        "evaluate small.safetensors --arch street:build --data pairs:street "
+        "--score metrics:nothing",
         "cannot import --score metrics:nothing",
     ),
     "a score that is no function": (
@@ -227,12 +226,12 @@ BAD = {
         "score failed: KeyError",
     ),
     "classes out of range": (
-        "evaluate two.safetensors --arch street:build --data pairs:street",
+        "evaluate two.safetensors --arch two:build --data pairs:street",
         "has class 2, but the network has 2 classes: pass --ignore-index 2",
     ),
     "a teacher of another structure": (
         "finetune small.safetensors --arch street:build --data images:camera --teacher "
-        "two.safetensors --out x.safetensors",
+        "two.safetensors --teacher-arch two:build --out x.safetensors",
         "different shapes",
     ),
     "outputs": (
@@ -252,27 +251,6 @@ BAD = {
 }
 
 
-@pytest.fixture(scope="module")
-def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Untrained segmenters: dense, pruned, and one with two classes."""
-    folder = tmp_path_factory.mktemp("networks")
-    space: dict = {}
-    exec(next(block for block in blocks("python") if block.startswith("# street.py")), space)
-    for name, classes in (("dense", 3), ("two", 2)):
-        net = (
-            legr_cli.prune(
-                space["build"](classes),
-                (3, 24, 32),
-                flops=0.9 if classes == 2 else 0.99,
-                arch="street:build",
-            )
-            if False
-            else None
-        )
-        del net
-    return folder
-
-
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line(case: str, street: Path) -> None:
     import street as module
@@ -282,12 +260,11 @@ def test_bad_input_is_one_line(case: str, street: Path) -> None:
         "NUMBER = 3\ndef words(outputs, targets): return 'good'\n"
         "def raises(outputs, targets): return {}['x']\n"
     )
-    for name, classes in (("dense", 3), ("two", 2)):
-        torch.manual_seed(0)
-        card = {"arch": "street:build", "input_shape": (3, 24, 32)}
-        net = legr_cli.prune(module.build(classes), (3, 24, 32), flops=0.9, arch="street:build")
-        del card
-        legr_cli.save(net, f"{name}.safetensors")
+    (street / "two.py").write_text("import street\ndef build(): return street.build(2)\n")
+    for name, arch in (("dense", "street:build"), ("two", "two:build")):
+        net = module.build(2 if name == "two" else 3)
+        pruned = legr_cli.prune(net, (3, 24, 32), flops=0.9, arch=arch)
+        legr_cli.save(pruned, f"{name}.safetensors")
     command, message = BAD[case]
     assert message in fails(*shlex.split(command.replace("small.", "dense.")))
     assert not Path("x.safetensors").exists()
