@@ -19,7 +19,7 @@ from torch import nn
 
 import legr_cli
 from legr_cli.channels import couple
-from legr_cli.errors import LegrError
+from legr_cli.errors import DataError, SettingError
 from legr_cli.models.card import card_of
 from legr_cli.models.kept import kept_units
 from legr_cli.models.network import as_network
@@ -51,7 +51,8 @@ def ways(
     repair_layers(units, kept, streams, given.fit, refits=0, **options)
     yield "with residual correction", streams
     networks = as_network(small), as_network(dense, card_of(small).input_shape)
-    yield "legr repair", repair_network(*networks, lambda _: given, SETTINGS).network.model
+    repaired = repair_network(*networks, lambda _: given, SETTINGS).network
+    yield "legr repair", repaired.carried()
 
 
 def measure(model: nn.Module, dense: nn.Module, given: RepairImages, data: str, size: str) -> dict:
@@ -60,7 +61,7 @@ def measure(model: nn.Module, dense: nn.Module, given: RepairImages, data: str, 
         same = [model(x).argmax(1) == dense(x).argmax(1) for x in given.held_out]
     try:
         accuracy = legr_cli.evaluate(model, data, normalize=size).accuracy
-    except LegrError:
+    except (DataError, SettingError):  # no labels
         accuracy = None
     return {"accuracy": accuracy, "agreement": float(torch.cat(same).float().mean())}
 

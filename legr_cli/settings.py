@@ -280,6 +280,7 @@ class Training:
     ema: float = 0.0  # decay of the moving average of the weights; 0: no average
     teacher_weight: float = 0.9  # weight of the distillation term, if there is a teacher
     temperature: float = 4.0  # distillation temperature
+    freeze_bn: bool = False  # whether BatchNorm statistics stay as they are
     amp: bool = False
     seed: int = 0
 

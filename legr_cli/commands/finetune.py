@@ -51,6 +51,7 @@ def finetune(
     label_smoothing: training_options.LabelSmoothing = None,
     clip: training_options.Clip = None,
     ema: training_options.Ema = None,
+    freeze_bn: training_options.FreezeBn = None,
     all_images: training_options.AllImages = False,
     bn_recalibrate: training_options.BnRecalibrate = False,
     new_head: Annotated[

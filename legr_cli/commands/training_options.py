@@ -144,6 +144,16 @@ LabelSmoothing = Annotated[
     float | None,
     setting(_EXTRAS, "SHARE", "Amount of label smoothing; 0 disables it.", "0"),
 ]
+FreezeBn = Annotated[
+    bool | None,
+    typer.Option(
+        "--freeze-bn/--no-freeze-bn",
+        show_default="no, except in the recipe repaired",
+        rich_help_panel=_EXTRAS,
+        help="Keep the BatchNorm statistics as they are and train the weights alone: for networks "
+        "that were repaired, for small batches and for few images.",
+    ),
+]
 Clip = Annotated[
     float | None,
     setting(_EXTRAS, "NORM", "Maximum norm to clip the gradient to; 0 disables clipping.", "0"),

@@ -49,9 +49,10 @@ class Trainer:
         loss: Loss | None = None,  # None: cross entropy
         half: torch.dtype | None = None,
         clip: float = 0.0,
+        freeze_bn: bool = False,
     ) -> None:
         self.model, self.optimizer, self.loss = model, optimizer, loss or task_loss()
-        self.half, self.clip = half, clip
+        self.half, self.clip, self.freeze_bn = half, clip, freeze_bn
         device = next(model.parameters()).device.type
         self.scaler = torch.amp.GradScaler(device, enabled=half == torch.float16)
 
@@ -91,6 +92,9 @@ def train(
     The network is in evaluation mode afterwards.
     """
     trainer.model.train()
+    if trainer.freeze_bn:
+        for layer in _batchnorms(trainer.model):
+            layer.eval()
     for step, (images, targets) in enumerate(batches):
         if lr is not None:
             for group in trainer.optimizer.param_groups:

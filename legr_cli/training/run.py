@@ -68,7 +68,12 @@ class Run:
         self._ema = ema_model(self.model, settings.ema) if settings.ema else None
         wrapped = _wrapped(self.model, group, compiled)
         self._trainer = Trainer(
-            wrapped, optimizer, objective(settings, teacher, task), half, settings.clip
+            wrapped,
+            optimizer,
+            objective(settings, teacher, task),
+            half,
+            settings.clip,
+            settings.freeze_bn,
         )
         self._best = {n: t.clone() for n, t in self.result.state_dict().items()}
         self.best_line: Line | None = None  # the best epoch's scores

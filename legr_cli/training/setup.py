@@ -115,4 +115,7 @@ def training_setup(
 
 def _training_as_json(settings: Training) -> dict[str, Any]:
     """Training settings as journals and notes store them."""
-    return {**dataclasses.asdict(settings), "drops": list(settings.drops)}
+    values = {**dataclasses.asdict(settings), "drops": list(settings.drops)}
+    if not settings.freeze_bn:
+        del values["freeze_bn"]  # younger than the others: files without it stay as they were
+    return values

@@ -109,7 +109,7 @@ def test_a_policy_from_the_page(street: Path, capsys: pytest.CaptureFixture[str]
     assert steering[0] > 0.5
 
 
-def test_a_regressor_of_digits(tmp_path: Path) -> None:
+def test_a_regressor_of_digits() -> None:
     """Two coordinates for each image, the ink's centre: no scores of classes."""
     from legr_cli.data.sources import find
 
@@ -137,7 +137,6 @@ def test_a_regressor_of_digits(tmp_path: Path) -> None:
     )
     usable = legr_cli.repair(smaller, dense, ink, outputs="values")
     tuned = legr_cli.finetune(usable, ink, teacher=dense, epochs=4, batch_size=32)
-    legr_cli.save(tuned, tmp_path / "tuned.safetensors")
 
     def measured(model: nn.Module) -> float:
         found = legr_cli.evaluate(model, ink, against=dense, outputs="values")
