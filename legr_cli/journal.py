@@ -32,7 +32,11 @@ _LABELS = {  # header fields that must match on resume, and what to call them in
     "pictures": "how images are prepared (--resize, --crop, --random-crop, --flip)",
 }
 
-_DEFAULTS = {"amp": False, "sigma": 1.0, "freeze_bn": False}  # settings missing from journals of older versions
+_DEFAULTS = {
+    "amp": False,
+    "sigma": 1.0,
+    "freeze_bn": False,
+}  # settings missing from journals of older versions
 
 Line = dict[str, Any]
 
