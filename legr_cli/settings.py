@@ -5,7 +5,7 @@ import math
 import platform
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -116,12 +116,18 @@ class Pictures:
     crop: float | None = None  # resize "crop": side of the central crop, relative to the picture's
     random_crop: str | None = None  # in training: one of RANDOM_CROPS
     flip: bool | None = None  # in training: whether to mirror half of the pictures
+    transform: str | None = None  # "module:function" of the user's own, instead of all that
 
     def __post_init__(self) -> None:
         check_types(self)
         for name, known in (("resize", RESIZES), ("random_crop", RANDOM_CROPS)):
             if getattr(self, name) is not None:
                 check_choice(self, **{name: known})
+        if self.transform is not None and replace(self, transform=None) != Pictures():
+            raise SettingError(
+                "--transform makes the whole input from an image: remove --resize, --crop, "
+                "--random-crop and --flip"
+            )
         if self.crop is None:
             return
         check_within(self, crop=(0.1, 1))
@@ -130,6 +136,9 @@ class Pictures:
 
     def over(self, other: "Pictures") -> "Pictures":
         """These choices and, where they leave one open, those of `other`."""
+        if self.transform is not None or (self == Pictures() and other.transform is not None):
+            return Pictures(transform=self.transform or other.transform)
+        other = replace(other, transform=None)
         resize = self.resize or ("crop" if self.crop else other.resize)
         crop = self.crop or (other.crop if resize == other.resize else None)
         return Pictures(

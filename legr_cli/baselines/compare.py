@@ -81,6 +81,7 @@ def compare(
     normalize: str | None = None,
     resize: str | None = None,
     crop: float | None = None,
+    transform: str | None = None,
     random_crop: str | None = None,
     flip: bool | None = None,
     ignore_class_names: bool = False,
@@ -123,6 +124,8 @@ def compare(
         resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and the
             next three default to what the network's card records, or else to the dataset's usual.
         crop: For `resize="crop"`: side of the center crop, relative to the resized image.
+        transform: For a SPEC: `"module:function"` that makes the input of a PIL image, instead of
+            resizing, cropping and normalizing it.
         random_crop: For a SPEC: random crops in training, `"none"`, `"padded"` or `"resized"`.
         flip: For a SPEC: whether to mirror half of the training images.
         ignore_class_names: For a SPEC: number classes in sorted order, even if the network's card
@@ -157,7 +160,9 @@ def compare(
         validation,
         normalize=normalize,
         download=download,
-        pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
+        pictures=Pictures(
+            resize=resize, crop=crop, random_crop=random_crop, flip=flip, transform=transform
+        ),
         ignore_class_names=ignore_class_names,
     )
     network = as_network(model, input_shape or images.shape, arch).copied()

@@ -129,6 +129,7 @@ def compare(
     normalize: options.Normalize = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
+    transform: options.Transform = None,
     random_crop: options.RandomCrop = None,
     flip: options.Flip = None,
     ignore_class_names: options.IgnoreClassNames = False,

@@ -90,6 +90,7 @@ def evaluate(
     normalize: options.Normalize = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
+    transform: options.Transform = None,
     ignore_class_names: options.IgnoreClassNames = False,
     download: options.Download = False,
     device: options.Device = "auto",

@@ -70,6 +70,7 @@ def finetune(
     normalize: options.Normalize = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
+    transform: options.Transform = None,
     random_crop: options.RandomCrop = None,
     flip: options.Flip = None,
     ignore_class_names: options.IgnoreClassNames = False,
@@ -123,9 +124,9 @@ def finetune(
     from legr_cli.training.inputs import NetworkSource
     from legr_cli.training.resume import RunFiles
 
-    settings = training_options.training_settings(locals())
     images = options.images_from(locals())
     task = options.task_from(locals(), images, checkpoint)
+    settings = training_options.training_settings(locals(), task)
     shape = parse_input(input_shape)
     source = NetworkSource(checkpoint, arch, classes, shape, new_head, weights)
     with resumable() as display:

@@ -294,6 +294,17 @@ RandomCrop = Annotated[
         "padded with black (padded), or a random part resized to the input size (resized).",
     ),
 ]
+Transform = Annotated[
+    str | None,
+    typer.Option(
+        "--transform",
+        metavar="MODULE:FUNCTION",
+        show_default=False,
+        rich_help_panel=IMAGES,
+        help="Function of your own that makes the input, a floating-point tensor, of a PIL image; "
+        "it replaces all resizing, cropping and normalization.",
+    ),
+]
 Flip = Annotated[
     bool | None,
     typer.Option(

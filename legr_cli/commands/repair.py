@@ -61,6 +61,7 @@ def repair(
     normalize: options.Normalize = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
+    transform: options.Transform = None,
     download: options.Download = False,
     arch: options.Arch = None,
     weights: options.Weights = None,
@@ -97,7 +98,7 @@ def repair(
         data=data,
         settings=Repair(images=images, ridge=ridge, seed=seed, outputs=outputs),
         normalize=normalize,
-        pictures=Pictures(resize=resize, crop=crop),
+        pictures=Pictures(resize=resize, crop=crop, transform=transform),
         download=download,
     )
     with ProgressDisplay() as display:

@@ -11,6 +11,7 @@ from legr_cli.errors import SettingError
 
 if TYPE_CHECKING:
     from legr_cli.settings import Training
+    from legr_cli.training.tasks import Task
 
 _RECIPE, _TEACHER, _EXTRAS = "Recipe", "Knowledge distillation", "Regularization and extras"
 
@@ -27,8 +28,10 @@ Recipe = Annotated[
     setting(
         _RECIPE,
         "NAME",
-        "Training recipe: quick, repaired, cifar, cifar10-long, imagenet, birds or cifar-train.",
-        "quick; repaired for repaired networks with a --teacher; cifar-train from scratch",
+        "Training recipe: quick, repaired, match, cifar, cifar10-long, imagenet, birds or "
+        "cifar-train.",
+        "quick; repaired for repaired networks with a --teacher; match for images without labels; "
+        "cifar-train from scratch",
     ),
 ]
 ShowRecipes = Annotated[
@@ -187,7 +190,7 @@ BnRecalibrate = Annotated[
 ]
 
 
-def training_settings(given: dict[str, Any]) -> "Training":
+def training_settings(given: dict[str, Any], task: "Task") -> "Training":
     """The recipe's settings, with what the options override."""
     from legr_cli.settings import parse_drops
     from legr_cli.training.recipes import default_recipe, settings_of
@@ -196,7 +199,8 @@ def training_settings(given: dict[str, Any]) -> "Training":
     overrides = {name: given[name] for name in _overrides() if given[name] is not None}
     if "drops" in overrides:
         overrides["drops"] = parse_drops(overrides["drops"])
-    recipe = given["recipe"] or default_recipe(_notes(given["checkpoint"]), bool(given["teacher"]))
+    notes, labelled = _notes(given["checkpoint"]), not task.needs_reference
+    recipe = given["recipe"] or default_recipe(notes, bool(given["teacher"]), labelled)
     settings = settings_of(recipe, **overrides, amp=given["amp"], seed=given["seed"])
     if given["all_images"] and settings.patience:
         raise SettingError(

@@ -8,6 +8,7 @@ batches do not depend on the device or the number of processes.
 import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 from legr_cli.data.dataset import Part
 from legr_cli.data.feed import Feed
 from legr_cli.data.pixels import IGNORED, as_array, read_image, read_labels
-from legr_cli.errors import DataError
+from legr_cli.errors import DataError, first_line
+from legr_cli.models.registry import imported
 
 Batch = tuple[Tensor, Any]  # images, and labels or other targets
 _NEAREST = int(Image.Resampling.NEAREST)
@@ -164,6 +166,8 @@ class _Files(Dataset[Any]):
     def __getitem__(self, row: int) -> Any:
         """One image and its label; random transforms depend only on the seed and the row."""
         path = self.part.root / self.part.files[self.part.index[row]]
+        if self.feed.transform is not None:
+            return _transformed(path, self.feed), int(self.part.labels[row])
         image = read_image(path, self.feed.shape[0])
         labels = None if self.part.maps is None else self._labels(row, image)
         if not self.whole:
@@ -188,6 +192,26 @@ class _Files(Dataset[Any]):
             sizes = ("x".join(map(str, size)) for size in (labels.size, image.size))
             raise DataError("{} is {}, but its image is {}".format(path, *sizes))
         return labels
+
+
+def _transformed(path: Path, feed: Feed) -> Tensor:
+    """An image file as the user's own function makes an input of it."""
+    assert feed.transform is not None
+    name = f"--transform {feed.transform}"
+    function = imported("--transform", feed.transform, "function", "a function of an image")
+    image = read_image(path, feed.shape[0])
+    try:
+        values = function(image)
+    except Exception as error:
+        kind = type(error).__name__
+        raise DataError(f"{name} failed on {path}: {kind}: {first_line(error)}") from error
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        got = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise DataError(f"{name} must return a floating-point tensor, got {got}")
+    if tuple(values.shape) != feed.shape:
+        found, wanted = ("x".join(map(str, shape)) for shape in (values.shape, feed.shape))
+        raise DataError(f"{name} returns {found} for {path}, but the input is {wanted}")
+    return values.detach().float()
 
 
 def _as_mask(labels: Image.Image) -> Any:

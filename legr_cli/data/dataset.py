@@ -84,7 +84,7 @@ class Data:
     @property
     def pictures(self) -> dict[str, Any] | None:
         """How pictures become inputs, as notes record it; None for a user's own data."""
-        if not self.feed.mean:
+        if not self.feed.mean and self.feed.transform is None:
             return None
         chosen = dataclasses.asdict(self.feed.pictures)
         return {name: value for name, value in chosen.items() if value is not None}
@@ -163,6 +163,8 @@ def open_data(
 
 def _feed(shape: tuple[int, ...], statistics: dict[str, Any], chosen: Pictures) -> Feed:
     """How images are prepared, once no choice is left open."""
+    if chosen.transform is not None:
+        return Feed(shape, (), (), False, "none", transform=chosen.transform)
     mean, std = mean_std(statistics, shape[0])
     flip, random_crop, resize = bool(chosen.flip), chosen.random_crop, chosen.resize
     assert random_crop is not None
@@ -305,6 +307,8 @@ def _variation(feed: Feed) -> str:
 def doubts(data: Data) -> list[str]:
     """Warnings about preprocessing that looks wrong."""
     width, height = data.native
+    if data.feed.transform is not None:
+        return []
     if width >= data.feed.shape[2] or height >= data.feed.shape[1]:
         return []
     size = f"{data.feed.shape[0]}x{height}x{width}"
@@ -338,7 +342,8 @@ def _part(
     if split.maps and classes:
         maps = LabelMaps(split.maps, classes, ignore_index)
         return Part(split.labels, index, None, split.root.resolve(), split.files, maps=maps)
-    if fits_in_memory(split, feed.shape) and feed.random_crop != "resized":
+    in_memory = feed.random_crop != "resized" and feed.transform is None
+    if in_memory and fits_in_memory(split, feed.shape):
         pixels = decoded(split.root, split.files, feed.shape[0], feed.fitting)
         return Part(split.labels, index, pixels)
     return Part(split.labels, index, None, split.root.resolve(), split.files)

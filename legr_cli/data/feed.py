@@ -32,10 +32,13 @@ class Feed:
     random_crop: str = "padded"  # in training: one of `settings.RANDOM_CROPS`
     resize: str = "crop"  # one of `settings.RESIZES`
     crop: float = 1.0  # with "crop": side of the central crop, relative to the resized image's
+    transform: str | None = None  # the user's own "module:function", which replaces all of this
     channels_last: bool = True  # memory format of batches; networks that use `view` need the other
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
+        if self.transform is not None:
+            return f"{size} by {self.transform}"
         if not self.mean:
             return f"{size}, not normalized by legr"
         numbers = (",".join(f"{x:g}" for x in values) for values in (self.mean, self.std))
@@ -51,6 +54,8 @@ class Feed:
     @property
     def pictures(self) -> Pictures:
         """How pictures become inputs, with no choice left open."""
+        if self.transform is not None:
+            return Pictures(transform=self.transform)
         crop = self.crop if self.resize == "crop" else None
         return Pictures(resize=self.resize, crop=crop, random_crop=self.random_crop, flip=self.flip)
 

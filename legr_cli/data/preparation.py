@@ -60,6 +60,20 @@ def usual(kind: DatasetKind, split: Split, shape: tuple[int, ...], sizes: list[S
 def resolved(chosen: Pictures, note: Any, usually: Pictures, split: Split, spec: str) -> Pictures:
     """The user's choices; where they leave one open, the file's; and where that does, the usual."""
     noted = _recorded(note)
+    if chosen.transform is None and noted.transform is not None:
+        if chosen == Pictures():
+            raise DataError(
+                f"the network takes images as {noted.transform} makes them: pass --transform "
+                f"{noted.transform} (legr imports nothing because a file says so), or --resize"
+            )
+        noted = Pictures()
+    if chosen.transform is not None:
+        if not isinstance(split, Listing) or split.maps:
+            raise SettingError(
+                f"--transform needs image files without label pictures, and {spec} has none: from "
+                "Python, pass a dataset of your own"
+            )
+        return chosen
     if not isinstance(split, Listing):  # arrays are cropped at their own size only
         if chosen.random_crop == "resized":
             raise SettingError(

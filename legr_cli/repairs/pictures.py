@@ -72,7 +72,8 @@ def choose_pictures(network: Network, given: RepairData) -> RepairImages:
     fit, judge = (list(_batches(opened, part, size)) for part in rows)
     card = opened.card
     about = {"kind": card["kind"], "sha256": card["sha256"], "images": count}
-    shown = {"statistics": opened.feed.statistics, "pictures": opened.pictures}
+    known = {"statistics": opened.feed.statistics, "pictures": opened.pictures}
+    shown = {key: value for key, value in known.items() if value is not None}
     return RepairImages(
         fit,
         judge,

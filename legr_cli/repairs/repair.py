@@ -60,6 +60,7 @@ def repair(
     normalize: str | None = None,
     resize: str | None = None,
     crop: float | None = None,
+    transform: str | None = None,
     download: bool = False,
     force: bool = False,
     progress: Report | None = None,
@@ -87,6 +88,8 @@ def repair(
         resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and
             `crop` default to what the network's card records, or else to the dataset's usual.
         crop: For `resize="crop"`: side of the central crop, relative to the resized image's.
+        transform: For a SPEC: `"module:function"` that makes the input of a PIL image, instead of
+            resizing, cropping and normalizing it.
         download: For a SPEC: download the dataset first, if torchvision provides it.
         force: Also repair a network that is fine-tuned, which undoes the training.
         progress: Called with progress events, for example `print`.
@@ -119,7 +122,7 @@ def repair(
         data=data,
         settings=settings,
         normalize=normalize,
-        pictures=PictureSettings(resize=resize, crop=crop),
+        pictures=PictureSettings(resize=resize, crop=crop, transform=transform),
         download=download,
     )
     return repair_network(

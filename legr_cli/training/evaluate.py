@@ -76,6 +76,7 @@ def evaluate(
     normalize: str | None = None,
     resize: str | None = None,
     crop: float | None = None,
+    transform: str | None = None,
     ignore_class_names: bool = False,
     download: bool = False,
     batch_size: int = 250,
@@ -105,6 +106,8 @@ def evaluate(
         resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and
             `crop` default to what the network's card records, or else to the dataset's usual.
         crop: For `resize="crop"`: side of the center crop, relative to the resized image.
+        transform: For a SPEC: `"module:function"` that makes the input of a PIL image, instead of
+            resizing, cropping and normalizing it.
         ignore_class_names: For a SPEC: number classes in sorted order, even if the network's card
             names others.
         download: For a SPEC: download the dataset first, if torchvision provides it.
@@ -128,7 +131,7 @@ def evaluate(
         data,
         normalize=normalize,
         download=download,
-        pictures=Pictures(resize=resize, crop=crop),
+        pictures=Pictures(resize=resize, crop=crop, transform=transform),
         ignore_class_names=ignore_class_names,
     )
     if not isinstance(images.data, str):

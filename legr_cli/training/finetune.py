@@ -12,7 +12,7 @@ from legr_cli.arguments import check_instance
 from legr_cli.errors import SettingError
 from legr_cli.files import out_or_temporary
 from legr_cli.journal import Line
-from legr_cli.models.card import card_of, unwrap, with_command
+from legr_cli.models.card import with_command
 from legr_cli.models.network import Network, as_network
 from legr_cli.progress import Report, Status, interruptible, reporting, silent
 from legr_cli.settings import Pictures, Training, given
@@ -75,6 +75,7 @@ def finetune(
     normalize: str | None = None,
     resize: str | None = None,
     crop: float | None = None,
+    transform: str | None = None,
     random_crop: str | None = None,
     flip: bool | None = None,
     ignore_class_names: bool = False,
@@ -96,8 +97,8 @@ def finetune(
             images alone, which need a `teacher`. From a DataLoader, legr takes the dataset, the
             `collate_fn` and the number of workers; it draws the batches itself, so that runs can be
             resumed.
-        recipe: Name of a recipe (`legr finetune --recipes` lists them). None is `"repaired"` for a
-            repaired network with a teacher, and `"quick"` otherwise.
+        recipe: Name of a recipe (`legr finetune --recipes` lists them). None is `"match"` without
+            labels, `"repaired"` for a repaired network with a teacher, and `"quick"` otherwise.
         epochs: Number of epochs, instead of the recipe's.
         lr: Peak learning rate, instead of the recipe's.
         batch_size: Images per batch, instead of the recipe's.
@@ -117,6 +118,8 @@ def finetune(
         resize: For a SPEC: `"crop"`, `"squash"`, `"pad"` or `"none"`, as for `--resize`. It and the
             next three default to what the network's card records, or else to the dataset's usual.
         crop: For `resize="crop"`: side of the center crop, relative to the resized image.
+        transform: For a SPEC: `"module:function"` that makes the input of a PIL image, instead of
+            resizing, cropping and normalizing it.
         random_crop: For a SPEC: random crops in training, `"none"`, `"padded"` or `"resized"`.
         flip: For a SPEC: whether to mirror half of the training images.
         ignore_class_names: For a SPEC: number classes in sorted order, even if the network's card
@@ -141,24 +144,25 @@ def finetune(
     Example:
         >>> tuned = legr_cli.finetune(smaller, loader, teacher=dense, epochs=10)
     """
-    overrides = given(epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
-    if settings is None:
-        card = card_of(unwrap(model))
-        usual = default_recipe({} if card is None else card.notes, teacher is not None)
-        planned = settings_of(recipe or usual, **overrides)
-    else:
-        check_instance(settings, Training, "settings")
-        planned = replace(settings, **overrides)
+    check_instance(settings, Training, "settings")
     with out_or_temporary(out, "network.safetensors", resume, force) as path:
         images = as_images(
             data,
             validation,
             normalize=normalize,
             download=download,
-            pictures=Pictures(resize=resize, crop=crop, random_crop=random_crop, flip=flip),
+            pictures=Pictures(
+                resize=resize, crop=crop, random_crop=random_crop, flip=flip, transform=transform
+            ),
             ignore_class_names=ignore_class_names,
         )
         network = as_network(model, input_shape or images.shape)
+        overrides = given(epochs=epochs, lr=lr, batch_size=batch_size, seed=seed)
+        if settings is None:
+            usual = default_recipe(network.notes, teacher is not None, images.labelled)
+            planned = settings_of(recipe or usual, **overrides)
+        else:
+            planned = replace(settings, **overrides)
         result = finetune_network(
             NetworkSource(network.copied()),
             images,

@@ -64,6 +64,11 @@ class Images:
         return CLASSIFICATION if self.data.labelled else CLOSENESS
 
     @property
+    def labelled(self) -> bool:
+        """Whether there are labels or other targets."""
+        return not self.task.needs_reference
+
+    @property
     def shape(self) -> tuple[int, ...] | None:
         """Shape of one image of the user's own data; None for a SPEC, which can be resized."""
         return None if isinstance(self.data, str) else self.data.shape
@@ -130,6 +135,8 @@ def images_for(
     if not isinstance(images.data, str):
         labels = _classes_of(network) if task.targets == "classes" else None
         return own_data(images.data, images.validation, shape, labels, seed=seed, hold_out=hold_out)
+    if images.pictures.transform is not None and images.statistics is not None:
+        raise SettingError("--transform normalizes the images as well: remove --normalize")
     data = open_data(
         images.data,
         shape,

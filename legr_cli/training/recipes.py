@@ -32,6 +32,12 @@ RECIPES = {
         5,
         rest={"lr": 0.01, "schedule": "one-cycle", "warmup": 0.1},
     ),
+    "match": Recipe(
+        "images without labels",
+        5,
+        # squared errors are relative to the outputs' variance, so gradients may be of any size
+        rest={"lr": 0.01, "schedule": "one-cycle", "warmup": 0.1, "clip": 1.0},
+    ),
     "cifar": Recipe(
         "pruned CIFAR networks",
         60,
@@ -66,8 +72,10 @@ RECIPES = {
 }
 
 
-def default_recipe(notes: dict[str, Any] | None, taught: bool) -> str:
+def default_recipe(notes: dict[str, Any] | None, taught: bool, labelled: bool = True) -> str:
     """The recipe for a network with these notes (None: trained from scratch) if none is named."""
+    if not labelled:
+        return "match"
     if notes is None:
         return "cifar-train"
     # a repaired network is close to the dense one: a high rate would take it away again

@@ -14,6 +14,8 @@ from running import ROOT, fails, legr
 from torch import Tensor, nn
 
 import legr_cli
+from legr_cli.data.batches import Serving, in_order
+from legr_cli.data.dataset import open_pictures
 from legr_cli.errors import LegrError
 
 PAGE = (ROOT / "docs/tasks.md").read_text()
@@ -83,8 +85,10 @@ def test_a_detectors_backbone_from_the_page(street: Path) -> None:
 
     torch.manual_seed(0)
     net = detector.build().train()
+    data = open_pictures("images:camera", (3, 24, 32), 40, seed=0)
+    [(images, _)] = in_order(data.train, Serving(data.feed, 40, torch.device("cpu")))
     for _ in range(50):
-        net.backbone(torch.rand(16, 3, 24, 32))  # statistics
+        net.backbone(images)  # statistics, which a trained network would have
     torch.save(net.state_dict(), street / "detector.pth")
     *_, closeness, _ = run("A detector's backbone")
     repaired, tuned = (row["figures"]["relative error"] for row in scores(closeness))
@@ -293,3 +297,56 @@ def test_a_task_that_changes_is_not_resumed(street: Path) -> None:
         legr_cli.learn(dense, (images, labels), loss=loss, candidates=4, progress=stop, **options)
     with pytest.raises(LegrError, match="the task"):
         legr_cli.learn(dense, (images, labels), loss=other, candidates=4, resume=True, **options)
+
+
+TRANSFORM = """
+import torch
+from torchvision.transforms import v2
+
+def half(image):
+    return v2.functional.pil_to_tensor(image).float() / 255 - 0.5
+
+def small(image):
+    return half(image)[:, :10]
+
+def words(image):
+    return "picture"
+
+def fails(image):
+    raise ValueError("no such picture")
+"""
+
+
+def test_a_transform_of_ones_own(street: Path) -> None:
+    """What it makes is what the network sees: the same as --normalize half, and noted in files."""
+    import street as module
+
+    (street / "own.py").write_text(TRANSFORM)
+    net = module.build()
+    dense = legr_cli.prune(net, (3, 24, 32), flops=0.99, arch="street:build")
+    legr_cli.save(dense, "dense.safetensors")
+    small = legr_cli.prune(net, (3, 24, 32), flops=0.5, arch="street:build")
+    legr_cli.save(small, "small.safetensors")
+    arch = ("--arch", "street:build")
+    against = ("evaluate", "small.safetensors", *arch, "--against", "dense.safetensors", "--json")
+    given = (*against, "--data", "images:camera")
+    [own] = scores(legr(*given, "--transform", "own:half"))
+    [usual] = scores(legr(*given, "--normalize", "0.5,0.5,0.5:1,1,1"))
+    assert own["score"] == pytest.approx(usual["score"], rel=1e-4)
+    tune = ("finetune", "small.safetensors", *arch, "--teacher", "dense.safetensors")
+    tune = (*tune, "--data", "images:camera", "--epochs", 1, "--batch-size", 8)
+    legr(*tune, "--transform", "own:half", "--out", "tuned.safetensors")
+    again = [word.replace("small.", "tuned.") for word in given]
+    assert "pass --transform own:half (legr imports nothing" in fails(*again)
+    assert scores(legr(*again, "--transform", "own:half"))[0]["score"] > own["score"] - 1
+    for name, message in {
+        "own:small": "own:small returns 3x10x32 for",
+        "own:words": "own:words must return a floating-point tensor, got str",
+        "own:fails": "ValueError: no such picture",
+        "own:nothing": "cannot import --transform own:nothing",
+    }.items():
+        assert message in fails(*given, "--transform", name)
+    both = (*given, "--transform", "own:half")
+    assert "remove --resize" in fails(*both, "--resize", "squash")
+    assert "remove --normalize" in fails(*both, "--normalize", "half")
+    assert "needs image files" in fails(*against, "--data", "digits", "--transform", "own:half")

@@ -116,7 +116,7 @@ def test_drops_that_are_none(text: str) -> None:
 
 def test_an_unknown_recipe_names_the_known_ones() -> None:
     with pytest.raises(
-        SettingError, match=r"--recipe fast: expected quick, repaired, cifar, cifar10-long"
+        SettingError, match=r"--recipe fast: expected quick, repaired, match, cifar, cifar10-long"
     ):
         settings_of("fast")
 
