@@ -42,6 +42,12 @@ def show_trained(result: "FinetuneResult", data: str, out: Path, as_json: bool) 
     table = output.table(title, "network", "validation", "test", left=("network",))
     table.add_row("before", shown(result.before.line()), "")
     after = f"after epoch {result.best_epoch} of {result.epochs}"
+    if result.epochs and not result.best_epoch:
+        after = "unchanged"
+        output.print_notes(
+            "no epoch came closer, so the weights were left as they were: try a lower --lr or more "
+            "images"
+        )
     scores = (result.validation, result.test)
     cells = ("" if score is None else shown(score.line()) for score in scores)
     table.add_row(after if result.epochs else "after recalibration", *cells)

@@ -50,7 +50,8 @@ def _best(run: Run) -> list[str]:
     """`["best 91.20% (#3)"]`; empty before the first epoch, and if no images are held out."""
     if run.best_line is None or not run.data.held_out:
         return []
-    return [f"best {shown(run.best_line)} (#{run.best_so_far['best_epoch']:.0f})"]
+    epoch = run.best_so_far["best_epoch"]
+    return [f"best {shown(run.best_line)} ({f'#{epoch:.0f}' if epoch else 'before training'})"]
 
 
 def _opening_messages(

@@ -45,6 +45,7 @@ def train_to_end(
         record = None
         if group.is_leader:
             record = stack.enter_context(open_record(files, header, run.tensors()))
+            run.count_start(header["before"])
             run.replay(record.book.lines.values())
         run.synchronize()
         callbacks.started(header["before"])
@@ -55,7 +56,8 @@ def train_to_end(
             callbacks.epoch(line)
         model = run.load_best()
         test = None if data.test is None else run.measure(data.test).line()
-        results = {} if record is None else _results(run, record.book.lines, test)
+        lines = {} if record is None else {0: header["before"], **record.book.lines}
+        results = {} if record is None else _results(run, lines, test)
         yield TrainingResult(model, header, results)
 
 
@@ -71,5 +73,5 @@ def _results(run: Run, lines: dict[int, Line], test: Line | None) -> Line:
         # If no images are held out, these were trained on, so their score would be misleading.
         "validation": best if run.data.held_out else None,
         "test": test,
-        "seconds": round(sum(line["seconds"] for line in lines.values()), 3),
+        "seconds": round(sum(line.get("seconds", 0.0) for line in lines.values()), 3),
     }

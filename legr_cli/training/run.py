@@ -186,6 +186,13 @@ class Run:
             self._scaler_state[:] = torch.tensor([scaler["scale"], scaler["_growth_tracker"]])
         return meter.progress(group.sum(meter.sums))
 
+    def count_start(self, before: Line) -> None:
+        """Without labels, keep the weights from before training unless an epoch comes closer."""
+        if self.task.needs_reference:
+            self.best_line = before
+            loss = math.inf if before["loss"] is None else before["loss"]
+            self._best_so_far[2:] = torch.tensor([score_in(before), loss], dtype=torch.double)
+
     def _count_epoch(self, line: Line) -> bool:
         """Count a completed epoch; return whether it is the best so far."""
         self._best_so_far[0] += 1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import legr_cli
 from legr_cli.data.batches import Serving, in_order
-from legr_cli.data.dataset import open_pictures
+from legr_cli.data.dataset import open_data
 from legr_cli.errors import LegrError
 
 PAGE = (ROOT / "docs/tasks.md").read_text()
@@ -32,7 +32,7 @@ def street(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if named := re.match(r"# (\w+\.py)\n", block):
             (tmp_path / named[1]).write_text(block)
     pairs(tmp_path / "street", {"train": 32, "test": 8})
-    pairs(tmp_path / "more", {"train": 40})
+    pairs(tmp_path / "more", {"train": 80})
     (tmp_path / "more/train").rename(tmp_path / "camera")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -85,14 +85,24 @@ def test_a_detectors_backbone_from_the_page(street: Path) -> None:
 
     torch.manual_seed(0)
     net = detector.build().train()
-    data = open_pictures("images:camera", (3, 24, 32), 40, seed=0)
-    [(images, _)] = in_order(data.train, Serving(data.feed, 40, torch.device("cpu")))
-    for _ in range(50):
-        net.backbone(images)  # statistics, which a trained network would have
+    data = open_data("pairs:street", (3, 24, 32), seed=0, classes=3)
+    serving = Serving(data.feed, 8, torch.device("cpu"), loaders=0)
+    batches = [
+        (x, (labels[:, 1::4, 1::4] == 1).float()) for x, labels in in_order(data.train, serving)
+    ]
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    for images, red in batches * 20:  # a detector of red squares
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            net.head(net.backbone(images))[:, 0], red
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
     torch.save(net.state_dict(), street / "detector.pth")
     *_, closeness, _ = run("A detector's backbone")
     repaired, tuned = (row["figures"]["relative error"] for row in scores(closeness))
-    assert tuned < repaired < 0.9
+    assert tuned <= repaired < 0.2
     assert (street / "backbone.onnx").exists()
     tuned_net = legr_cli.load("detector.safetensors", arch="detector:build")
     before, after = net.head.state_dict(), tuned_net.head.state_dict()
@@ -107,7 +117,7 @@ def test_a_policy_from_the_page(street: Path, capsys: pytest.CaptureFixture[str]
     errors = [float(re.search(r"relative error': ([0-9.e-]+)", line)[1]) for line in printed]  # type: ignore[index]
     dense, cut, repaired, tuned = errors
     assert dense == 0
-    assert cut > repaired > tuned
+    assert cut > repaired >= tuned
     steering = [float(re.search(r"score': ([0-9.]+)", line)[1]) for line in printed]  # type: ignore[index]
     assert steering[3] > steering[1]
     assert steering[0] > 0.5
@@ -189,7 +199,7 @@ def test_the_same_from_the_shell_and_from_python(street: Path) -> None:
     pruned = legr_cli.load("small.safetensors", arch="street:build")
     found = legr_cli.evaluate(pruned, "images:camera", against=dense)
     assert found.figures == row["figures"]
-    assert (found.split, found.images) == ("val", 4)
+    assert (found.split, found.images) == ("val", 8)
     assert found.score == row["score"] == -found.loss
 
 

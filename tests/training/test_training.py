@@ -1,5 +1,6 @@
 """Training, BatchNorm statistics and measuring, in numbers worked out by hand."""
 
+import copy
 import ctypes
 import math
 import sys
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import legr_cli
 from legr_cli.data.dataset import open_data
 from legr_cli.errors import SearchError, SettingError
 from legr_cli.models.network import Network
@@ -106,3 +108,21 @@ def test_freed_memory_is_kept_unless_the_user_knows_better(monkeypatch: pytest.M
         with monkeypatch.context() as here:
             here.setenv(name, "x")
             assert keep_memory.__wrapped__() is False
+
+
+def test_without_labels_training_never_harms() -> None:
+    """A rate that spoils the network: the weights from before training are kept."""
+    torch.manual_seed(0)
+    dense = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 36, 4)).eval()
+    images = torch.rand(24, 3, 8, 8)
+    close = copy.deepcopy(dense)
+    with torch.no_grad():
+        close[3].weight.mul_(1.3)
+    options = {"recipe": "quick", "lr": 5.0, "epochs": 2, "batch_size": 8, "outputs": "values"}
+    tuned = legr_cli.finetune(close, images, teacher=dense, **options)
+    before, after = close.state_dict(), tuned.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    better = legr_cli.finetune(close, images, teacher=dense, **{**options, "lr": 0.01})
+    measured = {"against": dense, "outputs": "values"}
+    found = [legr_cli.evaluate(net, images, **measured).score for net in (close, better)]
+    assert found[0] < found[1]
