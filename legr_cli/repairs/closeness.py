@@ -100,7 +100,8 @@ def of_structure(outputs: Any, dense_outputs: Any) -> tuple[list[Tensor], list[T
             for of in (found, wanted)
         )
         raise ModelError(
-            "the outputs of the two networks have different shapes: {} and {}".format(*shapes)
+            "the outputs of the two networks have different shapes: {} and {}; if they change from "
+            "image to image, use --module for a part whose outputs do not".format(*shapes)
         )
     return found, wanted
 

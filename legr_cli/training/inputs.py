@@ -27,6 +27,7 @@ from legr_cli.training.tasks import (
     CLOSENESS,
     TASKS,
     Task,
+    check_same,
     class_maps,
 )
 
@@ -249,7 +250,8 @@ def check_outputs(model: nn.Module, data: Data, task: Task = CLASSIFICATION) -> 
         ModelError: The network fails, or its output is not a tensor of images × classes.
         DataError: The number of classes differs.
     """
-    images = next(in_order(data.validation, Serving(data.feed, 2, torch.device("cpu"))))[0]
+    batches = in_order(data.validation, Serving(data.feed, 2, torch.device("cpu")))
+    images, targets = next(batches)
     with evaluating(model), torch.no_grad():
         outputs = forward(model, images)
     if task.targets == "maps" and _count_maps(outputs) != len(data.classes):
@@ -262,6 +264,8 @@ def check_outputs(model: nn.Module, data: Data, task: Task = CLASSIFICATION) -> 
             f"{len(data.classes)} classes: is it the right data? (legr finetune --new-head "
             "replaces the last layer)"
         )
+    if task.name not in TASKS and not task.needs_reference:
+        check_same(task, outputs, targets)
 
 
 def _classes_of(network: Network) -> int:

@@ -272,6 +272,16 @@ def _own_sums(
     return torch.stack([mean_score.to(mean_loss) * count, mean_loss * count, count])
 
 
+def check_same(task: Task, outputs: Any, targets: Any) -> None:
+    """Raise unless a task gives the same numbers for the same outputs twice."""
+    first, second = (task.sums(outputs, targets) for _ in range(2))
+    if not torch.equal(first.nan_to_num(), second.nan_to_num()):
+        raise ModelError(
+            "--score or --loss gives another number for the same outputs and targets each time: "
+            "make it deterministic, or results could not be compared"
+        )
+
+
 def _own_score(sums: list[float], *, name: str) -> Score:
     """The user's score under the name of its function."""
     value, loss, images = sums[0] / sums[2], sums[1] / sums[2], round(sums[2])

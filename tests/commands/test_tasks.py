@@ -238,6 +238,14 @@ BAD = {
         "evaluate small.safetensors --arch street:build --data pairs:street --score bad:raises",
         "score failed: KeyError",
     ),
+    "a score that changes": (
+        "evaluate small.safetensors --arch street:build --data pairs:street --score bad:dice",
+        "gives another number for the same outputs and targets each time",
+    ),
+    "a score that is infinite": (
+        "evaluate small.safetensors --arch street:build --data pairs:street --score bad:infinite",
+        "infinite gives inf: a score must be a finite number",
+    ),
     "classes out of range": (
         "evaluate two.safetensors --arch two:build --data pairs:street",
         "has class 2, but the network has 2 classes: pass --ignore-index 2",
@@ -272,6 +280,8 @@ def test_bad_input_is_one_line(case: str, street: Path) -> None:
     (street / "bad.py").write_text(
         "NUMBER = 3\ndef words(outputs, targets): return 'good'\n"
         "def raises(outputs, targets): return {}['x']\n"
+        "def dice(outputs, targets): return __import__('random').random()\n"
+        "def infinite(outputs, targets): return float('inf')\n"
     )
     (street / "two.py").write_text("import street\ndef build(): return street.build(2)\n")
     for name, arch in (("dense", "street:build"), ("two", "two:build")):
