@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 from legr_cli.data.dataset import Part
 from legr_cli.data.feed import Feed
 from legr_cli.data.pixels import IGNORED, as_array, read_image, read_labels
+from legr_cli.data.preparation import imported_transform
 from legr_cli.errors import DataError, first_line
-from legr_cli.models.registry import imported
 
 Batch = tuple[Tensor, Any]  # images, and labels or other targets
 _NEAREST = int(Image.Resampling.NEAREST)
@@ -198,8 +198,7 @@ def _transformed(path: Path, feed: Feed) -> Tensor:
     """An image file as the user's own function makes an input of it."""
     assert feed.transform is not None
     name = f"--transform {feed.transform}"
-    function = imported("--transform", feed.transform, "function", "a function of an image")
-    image = read_image(path, feed.shape[0])
+    function, image = imported_transform(feed.transform), read_image(path, feed.shape[0])
     try:
         values = function(image)
     except Exception as error:

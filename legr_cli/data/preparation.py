@@ -1,6 +1,7 @@
 """How a dataset's pictures are prepared: by the user's choices, the network's file, or defaults."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from legr_cli.data.pixels import image_size, read_image
 from legr_cli.data.sources import DatasetKind, Listing, Split
 from legr_cli.errors import DataError, SettingError
+from legr_cli.models.registry import imported
 from legr_cli.settings import Pictures
 
 LARGEST_SIDE, LARGEST_BYTES = 96, 4 << 30  # limits on images and datasets kept decoded
@@ -57,6 +59,11 @@ def usual(kind: DatasetKind, split: Split, shape: tuple[int, ...], sizes: list[S
     return default
 
 
+def imported_transform(name: str) -> Callable[..., Any]:
+    """The user's own function that makes an input of an image."""
+    return imported("--transform", name, "function", "a function of an image")
+
+
 def resolved(chosen: Pictures, note: Any, usually: Pictures, split: Split, spec: str) -> Pictures:
     """The user's choices; where they leave one open, the file's; and where that does, the usual."""
     noted = _recorded(note)
@@ -73,6 +80,7 @@ def resolved(chosen: Pictures, note: Any, usually: Pictures, split: Split, spec:
                 f"--transform needs image files without label pictures, and {spec} has none: from "
                 "Python, pass a dataset of your own"
             )
+        imported_transform(chosen.transform)  # raises here rather than in a worker
         return chosen
     if not isinstance(split, Listing):  # arrays are cropped at their own size only
         if chosen.random_crop == "resized":

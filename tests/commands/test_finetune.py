@@ -343,7 +343,8 @@ def test_what_to_do_with_a_cut_network_is_said(weights: Path, tmp_path: Path) ->
     assert row["accuracy"] < better["accuracy"]
     [net] = collect([tmp_path]).networks  # the cut one gave way to the repaired one
     assert (net.file, net.stage) == (fixed, "repaired")
-    assert (net.cut, net.repaired) == (row["accuracy"], better["accuracy"])
+    [found] = net.scores.values()
+    assert (found.cut, found.repaired) == (row["accuracy"], better["accuracy"])
     said = fails("evaluate", cut, *TUNE, "--out", tmp_path / "scores.txt")
     assert "name a file that ends in .json" in said
     out = ("--flops", 0.2, "--out", tmp_path / "x.safetensors")
@@ -564,7 +565,7 @@ def test_a_full_disk_at_a_checkpoint(pruned: Path, tmp_path: Path) -> None:
 
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no network": ((), "pass a CHECKPOINT, or --arch"),
-    "recipe": (("--recipe", "fast"), "--recipe fast: expected quick, repaired, cifar"),
+    "recipe": (("--recipe", "fast"), "--recipe fast: expected quick, repaired, match"),
     "epochs": (("--epochs", "0"), "--epochs must be at least 1, got 0"),
     "cuda": (("--device", "cuda"), "--device cuda: torch finds 0 CUDA devices"),
     "both": (("--resume", "--force"), "--resume and --force cannot be combined"),

@@ -36,7 +36,7 @@ def street(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "more/train").rename(tmp_path / "camera")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("street", "detector", "policy", "metrics", "two", "bad"):
+    for name in ("street", "detector", "policy", "metrics", "two", "bad", "my_pictures"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
@@ -341,7 +341,7 @@ def test_a_transform_of_ones_own(street: Path) -> None:
     """What it makes is what the network sees: the same as --normalize half, and noted in files."""
     import street as module
 
-    (street / "own.py").write_text(TRANSFORM)
+    (street / "my_pictures.py").write_text(TRANSFORM)
     net = module.build()
     dense = legr_cli.prune(net, (3, 24, 32), flops=0.99, arch="street:build")
     legr_cli.save(dense, "dense.safetensors")
@@ -350,23 +350,25 @@ def test_a_transform_of_ones_own(street: Path) -> None:
     arch = ("--arch", "street:build")
     against = ("evaluate", "small.safetensors", *arch, "--against", "dense.safetensors", "--json")
     given = (*against, "--data", "images:camera")
-    [own] = scores(legr(*given, "--transform", "own:half"))
+    [own] = scores(legr(*given, "--transform", "my_pictures:half"))
     [usual] = scores(legr(*given, "--normalize", "0.5,0.5,0.5:1,1,1"))
     assert own["score"] == pytest.approx(usual["score"], rel=1e-4)
     tune = ("finetune", "small.safetensors", *arch, "--teacher", "dense.safetensors")
     tune = (*tune, "--data", "images:camera", "--epochs", 1, "--batch-size", 8)
-    legr(*tune, "--transform", "own:half", "--out", "tuned.safetensors")
+    legr(*tune, "--transform", "my_pictures:half", "--out", "tuned.safetensors")
     again = [word.replace("small.", "tuned.") for word in given]
-    assert "pass --transform own:half (legr imports nothing" in fails(*again)
-    assert scores(legr(*again, "--transform", "own:half"))[0]["score"] > own["score"] - 1
+    assert "pass --transform my_pictures:half (legr imports nothing" in fails(*again)
+    assert scores(legr(*again, "--transform", "my_pictures:half"))[0]["score"] > own["score"] - 1
     for name, message in {
-        "own:small": "own:small returns 3x10x32 for",
-        "own:words": "own:words must return a floating-point tensor, got str",
-        "own:fails": "ValueError: no such picture",
-        "own:nothing": "cannot import --transform own:nothing",
+        "my_pictures:small": "my_pictures:small returns 3x10x32 for",
+        "my_pictures:words": "my_pictures:words must return a floating-point tensor, got str",
+        "my_pictures:fails": "ValueError: no such picture",
+        "my_pictures:nothing": "cannot import --transform my_pictures:nothing",
     }.items():
         assert message in fails(*given, "--transform", name)
-    both = (*given, "--transform", "own:half")
+    both = (*given, "--transform", "my_pictures:half")
     assert "remove --resize" in fails(*both, "--resize", "squash")
     assert "remove --normalize" in fails(*both, "--normalize", "half")
-    assert "needs image files" in fails(*against, "--data", "digits", "--transform", "own:half")
+    assert "needs image files" in fails(
+        *against, "--data", "digits", "--transform", "my_pictures:half"
+    )
