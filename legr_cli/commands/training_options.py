@@ -151,7 +151,7 @@ FreezeBn = Annotated[
     bool | None,
     typer.Option(
         "--freeze-bn/--no-freeze-bn",
-        show_default="no, except in the recipe repaired",
+        show_default="freeze-bn in the recipe match, else no-freeze-bn",
         rich_help_panel=_EXTRAS,
         help="Keep the BatchNorm statistics as they are and train the weights alone: for networks "
         "that were repaired, for small batches and for few images.",

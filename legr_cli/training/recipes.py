@@ -35,8 +35,15 @@ RECIPES = {
     "match": Recipe(
         "images without labels",
         5,
-        # squared errors are relative to the outputs' variance, so gradients may be of any size
-        rest={"lr": 0.01, "schedule": "one-cycle", "warmup": 0.1, "clip": 1.0},
+        # Statistics of batches would take a repaired network away from the teacher again; without
+        # them, and with errors relative to the outputs' variance, gradients may be of any size.
+        rest={
+            "lr": 0.01,
+            "schedule": "one-cycle",
+            "warmup": 0.1,
+            "clip": 1.0,
+            "freeze_bn": True,
+        },
     ),
     "cifar": Recipe(
         "pruned CIFAR networks",

@@ -150,7 +150,7 @@ def test_a_regressor_of_digits() -> None:
         ranking=legr_cli.learn(dense, ink, flops=0.4, candidates=6, outputs="values"),
     )
     usable = legr_cli.repair(smaller, dense, ink, outputs="values")
-    tuned = legr_cli.finetune(usable, ink, teacher=dense, epochs=4, batch_size=32)
+    tuned = legr_cli.finetune(usable, ink, teacher=dense, epochs=12, batch_size=32)
 
     def measured(model: nn.Module) -> float:
         found = legr_cli.evaluate(model, ink, against=dense, outputs="values")
