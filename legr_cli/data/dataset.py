@@ -328,7 +328,8 @@ def split_off(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, 
         held.append(rows[:count])
     held_out = np.sort(np.concatenate(held))
     if not len(held_out):
-        raise DataError("the data has only one image per class: too few to hold any out")
+        per_class = " per class" if len(held) > 1 else ""
+        raise DataError(f"the data has only one image{per_class}: too few to hold any out")
     return np.setdiff1d(np.arange(len(labels)), held_out), held_out
 
 
