@@ -158,6 +158,15 @@ def test_a_loss_beside_the_outputs() -> None:
     assert legr_cli.evaluate(tuned, images, against=dense).images == 20
 
 
+def test_vectors_instead_of_images() -> None:
+    dense = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+    vectors = torch.randn(20, 8)
+    assert legr_cli.evaluate(dense, vectors, against=dense).figures == {"agreement": 1.0}
+    smaller = legr_cli.prune(dense, (8,), flops=0.5)
+    tuned = legr_cli.finetune(smaller, vectors, teacher=dense, epochs=1, batch_size=6)
+    assert legr_cli.evaluate(tuned, vectors, against=dense).images == 20
+
+
 def test_outputs_that_change_their_structure() -> None:
     class Moody(nn.Module):
         def forward(self, x: Tensor) -> list[Tensor]:
