@@ -54,3 +54,11 @@ def tensors(value: Any) -> list[torch.Tensor]:
     pieces = [value.start, value.stop, value.step] if isinstance(value, slice) else []
     pieces += [part for part, _, _ in parts(value)]
     return [tensor for piece in pieces for tensor in tensors(piece)]
+
+
+def batch_size(value: Any) -> int:
+    """The number of images that a structure holds outputs or targets of.
+
+    Tensors without dimensions, such as an auxiliary loss, do not tell it.
+    """
+    return next((len(tensor) for tensor in tensors(value) if tensor.ndim), 1)

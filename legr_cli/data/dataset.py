@@ -246,7 +246,8 @@ def own_data(
         split_by = {"share": None, "seed": None}
         parts = train, _own_part(validation, labels)
     classes = rows.classes if len(rows.classes) == labels else tuple(map(str, range(labels or 0)))
-    feed, native = Feed(input_shape, (), (), False), (input_shape[-1], input_shape[-2])
+    height, width = (1, 1, *input_shape)[-2:]  # of vectors as well
+    feed, native = Feed(input_shape, (), (), False), (width, height)
     return Data("data", classes, *parts, None, feed, native, rows.kind, split_by, hold_out)
 
 
@@ -307,7 +308,7 @@ def _variation(feed: Feed) -> str:
 def doubts(data: Data) -> list[str]:
     """Warnings about preprocessing that looks wrong."""
     width, height = data.native
-    if data.feed.transform is not None:
+    if data.feed.transform is not None or len(data.feed.shape) < 3:
         return []
     if width >= data.feed.shape[2] or height >= data.feed.shape[1]:
         return []
@@ -328,7 +329,8 @@ def split_off(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, 
         held.append(rows[:count])
     held_out = np.sort(np.concatenate(held))
     if not len(held_out):
-        raise DataError("the data has only one image per class: too few to hold any out")
+        per_class = " per class" if len(held) > 1 else ""
+        raise DataError(f"the data has only one image{per_class}: too few to hold any out")
     return np.setdiff1d(np.arange(len(labels)), held_out), held_out
 
 

@@ -59,7 +59,8 @@ class Closeness:
         for start in range(_COMMON, len(self.sums), _OF_TENSOR):
             error, linear, square, count = self.sums[start : start + _OF_TENSOR]
             variance = square - linear * linear / count
-            errors.append(error / variance if variance > 0 else (math.inf if error > 0 else 0.0))
+            # of NaN, neither comparison is true: the error is infinite
+            errors.append(error / variance if variance > 0 else (0.0 if error == 0 else math.inf))
         return errors
 
 
@@ -72,7 +73,7 @@ def closeness_sums(outputs: Any, dense_outputs: Any, values: bool = False) -> Te
     found, wanted = (list(map(_exact, of)) for of in of_structure(outputs, dense_outputs))
     same = count = divergence = wanted[0].new_zeros((), dtype=torch.double)
     if not values and has_classes(wanted):
-        hits = found[0].argmax(1) == wanted[0].argmax(1)
+        hits = (found[0].argmax(1) == wanted[0].argmax(1)) & ~found[0].isnan().any(1)
         same, count = hits.sum().to(same), torch.full_like(same, hits.numel())
     errors = []
     if not values and is_classification(wanted):
@@ -92,12 +93,19 @@ def _exact(values: Tensor) -> Tensor:
 
 
 def of_structure(outputs: Any, dense_outputs: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors in the outputs of both networks; raise ModelError unless they correspond."""
-    found, wanted = tensors(outputs), tensors(dense_outputs)
+    """The tensors in the outputs of both networks; raise ModelError unless they correspond.
+
+    Empty tensors, and those of a single number for the whole batch, such as an auxiliary loss, say
+    nothing about an image and are left out.
+    """
+    found, wanted = (
+        [t for t in tensors(of) if t.ndim and t.numel()] for of in (outputs, dense_outputs)
+    )
+    if not wanted and tensors(dense_outputs):
+        raise ModelError("the network returns nothing for each image that could be compared")
     if not wanted or [t.shape for t in found] != [t.shape for t in wanted]:
         shapes = (
-            ", ".join("x".join(map(str, t.shape)) or "one number" for t in of) or "none"
-            for of in (found, wanted)
+            ", ".join("x".join(map(str, t.shape)) for t in of) or "none" for of in (found, wanted)
         )
         raise ModelError(
             "the outputs of the two networks have different shapes: {} and {}; if they change from "

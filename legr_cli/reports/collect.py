@@ -44,6 +44,10 @@ def collect(paths: Iterable[Path]) -> ReportData:
     cards, benches, searches, scores = _read_files(files, comparisons)
     networks = [network_record(path, card, cards.values()) for path, card in cards.items()]
     if not (networks or benches or searches or comparisons):
+        if scores:
+            raise ReportError(
+                "there are only scores: also pass the .safetensors files that legr evaluate scored"
+            )
         raise ReportError(
             "no results of legr found: pass its result files or folders that contain them"
         )

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import torch
 from legr_cli.channels.part import part_or_whole
 from legr_cli.data.batches import Serving, in_order
 from legr_cli.data.dataset import Data, Part
-from legr_cli.errors import SettingError
+from legr_cli.errors import ModelError, SettingError
 from legr_cli.journal import Journal, Line
 from legr_cli.models.network import own_copy
 from legr_cli.pruning import Analysis, plans
@@ -138,7 +139,13 @@ class SearchSetup:
         if self.task.needs_reference:
             model = part_or_whole(model, self.analysis.network.module)
         reference = DenseOutputs(model, len(self.validation)).of
-        return evaluate(model, with_targets(self.task, batches, reference), self.task)
+        score = evaluate(model, with_targets(self.task, batches, reference), self.task)
+        if self.task.needs_reference and not math.isfinite(score.loss):
+            raise ModelError(
+                "the dense network's outputs on the validation images are NaN or infinite: check "
+                "its weights and how the images are prepared"
+            )
+        return score
 
     def candidate_images(self) -> int:
         """Number of images that are passed through the network to evaluate one candidate."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from legr_cli.channels.structures import tensors
+from legr_cli.channels.structures import batch_size
 from legr_cli.errors import TrainingError
 from legr_cli.settings import Training
 from legr_cli.training.tasks import Task
@@ -52,7 +52,7 @@ class Meter:
 
     def add(self, step: int, outputs: Any, targets: Any, loss: Tensor) -> None:
         """Add the results of a step."""
-        images = len(tensors(outputs)[0])
+        images = batch_size(outputs)
         count = torch.full_like(loss, images)
         correct = count * 0
         if self.task.is_classification:

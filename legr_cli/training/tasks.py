@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from legr_cli.channels.structures import map_tensors, tensors
+from legr_cli.channels.structures import batch_size, map_tensors, tensors
 from legr_cli.data.pixels import IGNORED
 from legr_cli.errors import ModelError, SettingError, first_line
 from legr_cli.repairs.closeness import Closeness, closeness_sums, is_classification, of_structure
@@ -268,7 +268,7 @@ def _own_sums(
     """The user's score and loss, times the number of images, and this number."""
     mean_loss = loss(outputs, targets, 0.0).detach().float()
     mean_score = -mean_loss if score is None else _scalar("score", score, outputs, targets).detach()
-    count = torch.full_like(mean_loss, len(tensors(targets)[0]))
+    count = torch.full_like(mean_loss, batch_size(targets))
     return torch.stack([mean_score.to(mean_loss) * count, mean_loss * count, count])
 
 

@@ -155,6 +155,27 @@ def test_divergence_by_hand() -> None:
     assert Closeness(broken.tolist()).divergence == float("inf")
 
 
+def test_outputs_of_nan_are_never_close() -> None:
+    for shape in ((2, 3), (2, 3, 4, 4), (2, 1)):
+        nan, zeros = torch.full(shape, torch.nan), torch.zeros(shape)
+        for found, dense in ((nan, nan), (nan, zeros), (zeros, nan)):
+            far = Closeness(closeness_sums(found, dense).tolist())
+            assert far.divergence == float("inf")
+            if shape[1] == 3 and found is nan:
+                assert far.figure[1] == 0
+    same = Closeness(closeness_sums(torch.ones(2, 1), torch.ones(2, 1)).tolist())
+    assert same.divergence == 0  # a constant has no variance
+
+
+def test_a_number_for_the_whole_batch_is_not_compared() -> None:
+    maps, loss = torch.eye(3).repeat(2, 1, 1)[..., None], torch.tensor(5.0)
+    empty = maps[:, :0]
+    both = closeness_sums((loss, maps, empty), (loss + 1, maps, empty))
+    assert torch.equal(both, closeness_sums(maps, maps))
+    with pytest.raises(ModelError, match="nothing for each image"):
+        closeness_sums(loss, loss)
+
+
 def trained(model: nn.Module) -> nn.Module:
     card = card_of(model)
     card.notes["training"] = {"recipe": "quick"}

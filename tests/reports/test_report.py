@@ -304,6 +304,10 @@ def test_bad_reports(told: Path, tmp_path: Path) -> None:
         assert words in fails("report", tmp_path / name, *out)
     (tmp_path / "empty").mkdir()
     assert "no results of legr" in fails("report", tmp_path / "empty", *out)
+    row = {"file": "x.safetensors", "score": 0.5, "figures": {"mean IoU": 0.5}}
+    scores = {"format": "legr-scores", "split": "val", "scores": [row]}
+    (tmp_path / "scores.json").write_text(json.dumps(scores))
+    assert "there are only scores: also pass" in fails("report", tmp_path / "scores.json", *out)
     assert "ends in .html" in fails("report", told, "--out", tmp_path / "r.pdf")
     assert "ends in .gif" in fails("report", told, *out, "--animate", tmp_path / "s.mp4")
     assert "--animate needs a search" in fails(

@@ -10,6 +10,7 @@ from pictures import paint, pairs
 from PIL import Image
 from torch import Tensor, nn
 
+import legr_cli
 from legr_cli.data.batches import Serving, in_order, shuffled
 from legr_cli.data.dataset import Data, open_data
 from legr_cli.errors import DataError, ModelError
@@ -135,6 +136,35 @@ def test_scores_of_ones_own() -> None:
     against = task_for(None, nearness, CLOSENESS)
     found = evaluate(nn.Identity(), with_targets(against, batches, lambda x: x + 2), against)
     assert found.value == pytest.approx(-2)
+
+
+def test_a_loss_beside_the_outputs() -> None:
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            out = self.fc(x.flatten(1))
+            return out.square().mean(), out
+
+    def nearness(outputs: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> Tensor:
+        return -(outputs[1] - wanted[1]).abs().mean()
+
+    images, dense = torch.randn(20, 1, 2, 2), WithLoss()
+    found = legr_cli.evaluate(dense, images, against=dense, score=nearness, batch_size=8)
+    assert (found.figures, found.images) == ({"nearness": 0.0}, 20)
+    tuned = legr_cli.finetune(WithLoss(), images, teacher=dense, epochs=1, batch_size=6)
+    assert legr_cli.evaluate(tuned, images, against=dense).images == 20
+
+
+def test_vectors_instead_of_images() -> None:
+    dense = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+    vectors = torch.randn(20, 8)
+    assert legr_cli.evaluate(dense, vectors, against=dense).figures == {"agreement": 1.0}
+    smaller = legr_cli.prune(dense, (8,), flops=0.5)
+    tuned = legr_cli.finetune(smaller, vectors, teacher=dense, epochs=1, batch_size=6)
+    assert legr_cli.evaluate(tuned, vectors, against=dense).images == 20
 
 
 def test_outputs_that_change_their_structure() -> None:
