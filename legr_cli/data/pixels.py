@@ -80,7 +80,9 @@ def read_labels(path: Path, ignored: int, classes: int) -> Image.Image:
             "pixel (mode L or P)"
         )
     counts = numbers != ignored
-    if counts.any() and (most := int(numbers[counts].max())) >= classes:
+    least, most = (int(f(numbers[counts])) for f in (np.min, np.max)) if counts.any() else (0, 0)
+    if least < 0 or most >= classes:
+        most = least if least < 0 else most
         raise DataError(
             f"{path} has class {most}, but the network has {classes} classes: pass --ignore-index "
             f"{most} if these pixels do not count, or a network with more --classes"

@@ -294,8 +294,11 @@ def _scalar(name: str, function: BatchFunction, outputs: Any, targets: Any) -> T
     """Call a user's function on a batch; raise ModelError unless it returns one number."""
     try:
         value = function(outputs, targets)
-    except Exception as error:
-        raise ModelError(f"{name} failed: {type(error).__name__}: {first_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise ModelError(
+            f"{name} {_qualified_name(function)} failed: {type(error).__name__}: "
+            f"{first_line(error)}"
+        ) from error
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.reshape(())
     if isinstance(value, int | float):

@@ -88,7 +88,7 @@ def test_bad_scores(
     args = ("compare", weights, *NET, *SMALL, "--methods", "uniform", "--out", tmp_path / "v")
     for score, message in {
         "words": "score must return one number, the mean over the batch, got str",
-        "raises": "score failed: KeyError: 'boom'",
+        "raises": "score scores_of_mine.raises failed: KeyError: 'boom'",
         "missing": "scores_of_mine:missing",
     }.items():
         for data in (camera, "digits"):

@@ -236,7 +236,7 @@ BAD = {
     ),
     "a score that raises": (
         "evaluate small.safetensors --arch street:build --data pairs:street --score bad:raises",
-        "score failed: KeyError",
+        "score bad.raises failed: KeyError",
     ),
     "a score that changes": (
         "evaluate small.safetensors --arch street:build --data pairs:street --score bad:dice",
