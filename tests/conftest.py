@@ -13,13 +13,10 @@ SLOW_FIXTURES = {"told", "versus"}  # a whole demo, a whole comparison
 torch.set_num_threads(1)
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that waits for a slow fixture is slow, and runs where the fixture is made."""
-    for item in items:
-        for name in SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.xdist_group(name))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test that waits for a slow fixture is slow, however little it does itself."""
+    if SLOW_FIXTURES & set(getattr(item, "fixturenames", ())):
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -42,7 +42,7 @@ def test_first_real_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_learning_on_your_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Learn, prune, evaluate and fine-tune as it stands there, on a small set and shorter."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plan_timer, "SECONDS", 0.3)
+    monkeypatch.setattr(plan_timer, "SECONDS", 0.1)
     torch.save(open_network("random:resnet20").model.state_dict(), "resnet20.th")
     for i in range(10):
         for split, count in (("train", 6), ("test", 2)):

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from running import ROOT, fails, legr, spawn
 
+from legr_cli.deploy import plan_timer
 from legr_cli.deploy.board import Board, Place, here
 from legr_cli.models.network import open_network
 
@@ -165,7 +166,10 @@ def test_a_shell_that_chatters(small: Path, on_path: Path, tmp_path: Path) -> No
 
 
 @with_sshd
-def test_prune_to_a_latency_on_a_board(on_path: Path, tmp_path: Path) -> None:
+def test_prune_to_a_latency_on_a_board(
+    on_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_timer, "SECONDS", 0.3)
     out = tmp_path / "x.safetensors"
     args = ("--latency", 0.8, "--ssh", "board", "--python", sys.executable, "--out", out, "--json")
     [row] = json.loads(legr("prune", "random:small_cifar", *args))["pruned"]

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 from legr_cli.commands import demo as story
 from legr_cli.cut import uniform_scores
+from legr_cli.deploy import plan_timer
 from legr_cli.models.network import open_network
 from legr_cli.reports.charts import DataPoint, Plot, Series, heatmaps, plots
 from legr_cli.reports.collect import collect
@@ -161,6 +162,7 @@ def test_the_docs_commands(told: Path, tmp_path: Path, monkeypatch: pytest.Monke
         for folder in (tmp_path, tmp_path / "results"):
             shutil.copy(told / name, folder)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan_timer, "SECONDS", 0.1)
     docs = ROOT / "docs"
     text = "".join((docs / name).read_text() for name in ("reports.md", "latency.md"))
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
