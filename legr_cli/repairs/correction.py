@@ -15,6 +15,7 @@ Behind the affine ops there often is an activation that is flat somewhere, such 
 some errors, which `activations.py` leaves out.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from torch import Tensor, fx
 
 from legr_cli.channels.dry_run import kept_box
 from legr_cli.channels.ops import OpKind
+from legr_cli.channels.structures import tensors
 from legr_cli.channels.units import Kept
 from legr_cli.repairs.lockstep import Graph, Lockstep, Values
 
@@ -159,8 +161,11 @@ def _affine_length(
     below, at, above = ({**others, layer: y} for y in (own - step, own, own + step))
     for length, node in enumerate(path):
         below, at, above = (graph.run_aside([node], v) for v in (below, at, above))
-        bend = (above[node] + below[node] - 2 * at[node]).abs().max()
-        slope = (above[node] - below[node]).abs().max()
+        # an op such as chunk gives several tensors
+        values_of = ([t.detach() for t in tensors(v[node])] for v in (below, at, above))
+        parts = list(zip(*values_of, strict=True))
+        bend = max((float((a + c - 2 * b).abs().max()) for a, b, c in parts), default=math.inf)
+        slope = max((float((c - a).abs().max()) for a, _, c in parts), default=0.0)
         if not bend <= _ROUNDING * slope:
             return length
     return len(path)

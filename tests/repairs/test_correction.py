@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from repairing import halved, pictures, repaired
 from torch import Tensor, fx, nn
 
+import legr_cli
 from legr_cli.channels import Units, apply, couple
 from legr_cli.cost import price
 from legr_cli.repairs.activations import visible
@@ -172,3 +173,26 @@ def test_what_activations_hide_pays(name: str) -> None:
 def activated(model: nn.Module, images: Tensor) -> Tensor:
     """The values behind the activation of `Activated`."""
     return model.activation(model.norm(model.body(model.stem(images))))
+
+
+def test_behind_a_chunk() -> None:
+    """conv - bn - chunk: one op gives two tensors, as in YOLO's blocks."""
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 14, 3, padding=1), nn.BatchNorm2d(14)
+            self.last = nn.Conv2d(7, 11, 1)
+            self.head = nn.Linear(11, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = self.bn(self.conv(x)).chunk(2, 1)
+            return self.head(self.last(torch.relu(a) + b).mean((2, 3)))
+
+    torch.manual_seed(0)
+    dense = Halves().eval()
+    pictures = torch.rand(40, 3, 8, 8)
+    small = legr_cli.prune(dense, (3, 8, 8), flops=0.6, align=1)
+    usable = legr_cli.repair(small, dense, pictures)
+    found = [legr_cli.evaluate(net, pictures, against=dense).loss for net in (small, usable)]
+    assert found[1] < found[0]
