@@ -59,6 +59,6 @@ def tensors(value: Any) -> list[torch.Tensor]:
 def batch_size(value: Any) -> int:
     """The number of images that a structure holds outputs or targets of.
 
-    Tensors without dimensions, such as an auxiliary loss, do not tell it.
+    Tensors without dimensions, such as an auxiliary loss, are skipped.
     """
     return next((len(tensor) for tensor in tensors(value) if tensor.ndim), 1)
