@@ -263,3 +263,25 @@ def test_pictures_fill_one_input(tmp_path: Path) -> None:
     args = ("random:test_parts:policy", *WORDS, "--data", "digits")
     assert "several inputs" in fails("learn", *args, "--out", tmp_path / "r.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_keeps_what_others_read_of_it_in_copies_too() -> None:
+    """As in YOLO, the network reads attributes of its parts; training works on a copy."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 5, 3))
+            self.body.index = 2
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x)[:, self.body.index :]
+
+    dense, images = Reader().eval(), torch.rand(24, 3, 9, 9)
+    small = legr_cli.prune(dense, (3, 9, 9), flops=0.5, module="body", align=1)
+    usable = legr_cli.repair(small, dense, images)
+    for net in (small, usable):
+        twice = copy.deepcopy(copy.deepcopy(net))
+        assert torch.equal(twice(images), net(images))
+    tuned = legr_cli.finetune(usable, images, teacher=dense, epochs=1, batch_size=8)
+    assert tuned(images).shape == (24, 3, 5, 5)

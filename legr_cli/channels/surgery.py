@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 
 from legr_cli.channels.dead_code import drop_unused
 from legr_cli.channels.dry_run import Gather, Reshape, SizeOf, kept_box
@@ -75,6 +76,9 @@ def put_back(model: nn.Module, module: str, smaller: nn.Module) -> nn.Module:
     for name, value in vars(part).items():  # such as `out_channels`, which others may read
         if not name.startswith("_") and not hasattr(smaller, name):
             smaller.__dict__[name] = copy.deepcopy(value)
+            if isinstance(smaller, fx.GraphModule):  # else a copy of it would lose them
+                preserved = smaller.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
+                preserved[name] = smaller.__dict__[name]
     return copy.deepcopy(model, {id(part): smaller}).eval()
 
 
