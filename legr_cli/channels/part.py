@@ -28,7 +28,8 @@ class NetworkPart(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "NetworkPart":
         """Move or convert the whole network, which holds the part."""
-        self.whole._apply(fn, recurse)
+        del recurse  # networks of one's own may define `_apply` without it, as YOLO does
+        self.whole._apply(fn)
         return self
 
 
