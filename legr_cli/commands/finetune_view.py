@@ -35,11 +35,10 @@ def show_trained(result: "FinetuneResult", data: str, out: Path, as_json: bool) 
     if as_json:
         output.print_json(_as_json(result, out))
         return
-    from legr_cli.training.scores import headline, shown
+    from legr_cli.training.scores import capitalized, headline, shown
 
     name = headline(result.before.line())
-    title = name[:1].upper() + name[1:]
-    table = output.table(title, "network", "validation", "test", left=("network",))
+    table = output.table(capitalized(name), "network", "validation", "test", left=("network",))
     table.add_row("before", shown(result.before.line()), "")
     after = f"after epoch {result.best_epoch} of {result.epochs}"
     if result.epochs and not result.best_epoch:

@@ -194,6 +194,7 @@ class CandidateEvaluator:
         if dense is None:
             return evaluate(model, batches, protocol.task), None
         task, closeness, wanted = protocol.task, list[torch.Tensor](), list[Any]()
+        by_divergence = adaptation(protocol.settings.fitness).ranks_by_divergence
 
         def watched() -> Iterator[Batch]:
             for number, (images, targets) in enumerate(batches):
@@ -201,11 +202,12 @@ class CandidateEvaluator:
                 yield images, wanted[0] if task.needs_reference else targets
 
         def sums(outputs: Any, targets: Any) -> torch.Tensor:
-            closeness.append(closeness_sums(outputs, wanted[0], task.values))
+            if by_divergence:
+                closeness.append(closeness_sums(outputs, wanted[0], task.values))
             return task.sums(outputs, targets)
 
         score = evaluate(model, watched(), replace(task, sums=sums))
-        if not adaptation(protocol.settings.fitness).ranks_by_divergence:
+        if not by_divergence:
             return score, None
         return score, Closeness(torch.stack(closeness).sum(0).tolist()).divergence
 
