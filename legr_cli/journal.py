@@ -36,6 +36,8 @@ _DEFAULTS = {
     "amp": False,
     "sigma": 1.0,
     "freeze_bn": False,
+    "repair": 0,
+    "teacher": False,
 }  # settings missing from journals of older versions
 
 Line = dict[str, Any]

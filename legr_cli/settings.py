@@ -334,6 +334,8 @@ class Compare:
     training: Training  # final fine-tuning of every network
     align: Align = Align()
     min_keep: float = 0.1
+    repair: int = 0  # images to repair every network with before fine-tuning; 0: no repair
+    teacher: bool = False  # whether the dense network is the teacher in fine-tuning
     search_flops: tuple[float, ...] = ()  # FLOPs at which rankings are learned; (): lowest target
     candidates: int = 400  # per search; for AMC, episodes per target
     sigma: float = 1.0  # step of the random walk, in all searches but AMC's
@@ -359,11 +361,14 @@ class Compare:
         if len(set(self.methods)) < len(self.methods):
             raise SettingError("--methods: the same method is given twice")
         _ = Prune(targets=self.targets, align=self.align, min_keep=self.min_keep)
+        if self.repair == 1:
+            raise SettingError("--repair must be at least 2 images, or 0 for no repair, got 1")
         for share in self.search_flops:
             check_value("flops", share, "search-flops")
         _ = self.search(self.search_flops or (self.targets[0].value,), self.seed)  # validates
         check_within(
             self,
+            repair=(0, MANY),
             round_units=(1, MANY),
             round_steps=(1, MANY),
             round_lr=(1e-9, 1000),

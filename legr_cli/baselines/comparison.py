@@ -5,6 +5,7 @@ repeated; an interrupted one resumes from the records of its own search, rounds 
 """
 
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -30,8 +31,10 @@ from legr_cli.models.network import Network, write_network
 from legr_cli.progress import Event, Progress
 from legr_cli.pruning import Analysis, apply_plans, lowest_share, plans
 from legr_cli.ranking import write_ranking
+from legr_cli.repairs.pictures import RepairImages, training_pictures
+from legr_cli.repairs.repair import repair_network
 from legr_cli.search.setup import run_description
-from legr_cli.settings import Compare
+from legr_cli.settings import Compare, Repair
 from legr_cli.targets import Target, falling
 from legr_cli.training.devices import choose
 from legr_cli.training.finetune import FinetuneResult, train_setup
@@ -195,6 +198,12 @@ def _complete_piece(
         if result.ranking.method == piece.method and "legr" in result.ranking.notes:
             path = context.ranking_file(piece.method, result.target if per_target else None)
             write_ranking(result.ranking, files.file(path))
+    repair = dict[str, float]()
+    if run.settings.repair:
+        cut = first_figure(score_of(run, network, context.data, "test"))[1]
+        started = time.perf_counter()
+        network = _repaired(run, context, network)
+        repair = {"cut": cut, "repair_seconds": round(time.perf_counter() - started, 1)}
     before = score_of(run, network, context.data, "test")
     training = _finetune(run, context, network, run.folder / "tuned" / file)
     after = training.test or training.validation
@@ -206,6 +215,7 @@ def _complete_piece(
         "flops": pruned.flops,
         "dense_flops": run.analysis.flops,
         "params": pruned.params,
+        **repair,
         "before": first_figure(before)[1],
         ACCURACY if name == ACCURACY else "score": tuned_value,
         "images": after.images,
@@ -225,13 +235,27 @@ def score_of(run: ComparisonRun, network: Network, data: Data, split: str) -> Li
     return scored.line()
 
 
+def _repaired(run: ComparisonRun, context: MethodContext, network: Network) -> Network:
+    """Repair a network with training images; the cut one where that brings it no closer."""
+    settings = Repair(
+        images=run.settings.repair, seed=context.seed, outputs="values" if run.task.values else None
+    )
+    context.report("repairing")
+
+    def pictures(opened: Network) -> RepairImages:
+        return training_pictures(opened, context.data, settings)
+
+    return repair_network(network, run.analysis.network, pictures, settings).network
+
+
 def _finetune(
     run: ComparisonRun, context: MethodContext, network: Network, out: Path
 ) -> FinetuneResult:
     """Fine-tune a network with the settings that all methods share."""
     training = replace(run.settings.training, seed=context.seed)
     group = ProcessGroup(choose(run.device))
-    teacher = run.analysis.network.copied() if run.task.needs_reference else None
+    taught = run.settings.teacher or run.task.needs_reference
+    teacher = run.analysis.network.copied() if taught else None
     setup = training_setup(network, context.data, training, group, teacher, run.task)
     files = RunFiles(out, resume=True, force=False, kind=replace(EPOCHS, anew=DAMAGED_ADVICE))
 

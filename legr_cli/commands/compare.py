@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from legr_cli.commands import options
-from legr_cli.commands.options import setting
+from legr_cli.commands.options import flag, setting
 
 if TYPE_CHECKING:
     from legr_cli.settings import Compare
@@ -107,10 +107,28 @@ def compare(
     trial_steps: Annotated[
         int, setting(_TRIALS, "N", "Number of training steps per value of λ.")
     ] = 2000,
+    repair: Annotated[
+        int,
+        setting(
+            _TUNING,
+            "N",
+            "Number of training images to repair every network with before it is fine-tuned; 0 "
+            "fine-tunes the networks as they were cut.",
+        ),
+    ] = 0,
+    teacher: Annotated[
+        bool,
+        flag(_TUNING, "--teacher", "Distill from the dense network in fine-tuning."),
+    ] = False,
     recipe: Annotated[
-        str,
-        setting(_TUNING, "NAME", "Fine-tuning recipe; legr finetune --recipes lists them."),
-    ] = "quick",
+        str | None,
+        setting(
+            _TUNING,
+            "NAME",
+            "Fine-tuning recipe; legr finetune --recipes lists them.",
+            "repaired with --repair and --teacher, else quick",
+        ),
+    ] = None,
     epochs: Annotated[
         int | None,
         setting(
@@ -196,8 +214,10 @@ def _settings(given: dict[str, Any]) -> "Compare":
     from legr_cli.baselines.methods import parse_methods
     from legr_cli.settings import Compare, parse_align
     from legr_cli.targets import parse_targets
-    from legr_cli.training.recipes import settings_of
+    from legr_cli.training.recipes import default_recipe, settings_of
 
+    notes = {"repaired": True} if given["repair"] else {}
+    recipe = given["recipe"] or default_recipe(notes, given["teacher"])
     searched = given["search_flops"]
     shares = [] if searched is None else parse_targets("flops", searched, "search-flops")
     length = {} if given["epochs"] is None else {"epochs": given["epochs"]}
@@ -206,7 +226,7 @@ def _settings(given: dict[str, Any]) -> "Compare":
         given,
         methods=parse_methods(given["methods"]),
         targets=tuple(parse_targets("flops", given["flops"])),
-        training=settings_of(given["recipe"], **length, amp=given["amp"]),
+        training=settings_of(recipe, **length, amp=given["amp"]),
         align=parse_align(given["align"]),
         search_flops=tuple(target.value for target in shares),
     )

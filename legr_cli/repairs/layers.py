@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from legr_cli.channels import Units
 from legr_cli.channels.flow import Layer
 from legr_cli.channels.layers import layer_at
+from legr_cli.channels.linear_calls import LinearCall, record
 from legr_cli.channels.ops import OpKind
 from legr_cli.channels.switches import fixed_seed
 from legr_cli.channels.trace import fetch_attr
@@ -20,7 +21,6 @@ from legr_cli.channels.units import Kept
 from legr_cli.errors import ModelError
 from legr_cli.progress import Progress, Report
 from legr_cli.repairs.activations import ActivationRows
-from legr_cli.repairs.calls import LinearCall, record
 from legr_cli.repairs.correction import Correction, plan, restricted
 from legr_cli.repairs.lockstep import DenseValues, Lockstep, Stop, Values
 from legr_cli.repairs.regression import Regression

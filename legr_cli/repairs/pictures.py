@@ -63,7 +63,19 @@ def choose_pictures(network: Network, given: RepairData) -> RepairImages:
     if images * size > MOST_BYTES:
         notes.append(f"using at most {MOST_BYTES // size} images: more do not fit in memory")
         images = MOST_BYTES // size
-    opened = _opened(network, given, images)
+    return _split(_opened(network, given, images), size, tuple(notes))
+
+
+def training_pictures(network: Network, data: Data, settings: Repair) -> RepairImages:
+    """Choose training images at random, of data that was opened for the network."""
+    size = 4 * math.prod(image_shape(network.input_shape))
+    chosen = np.random.default_rng(settings.seed).permutation(len(data.train))
+    limit = min(settings.images, max(2, MOST_BYTES // size))
+    return _split(replace(data, train=data.train.pick(chosen[:limit])), size)
+
+
+def _split(opened: Data, size: int, notes: tuple[str, ...] = ()) -> RepairImages:
+    """Hold out a part of the images; `size` is the number of bytes of one."""
     count = len(opened.train)
     if count < 2:
         raise DataError(f"repair needs at least 2 images, and {opened.spec} has {count}")
@@ -78,7 +90,7 @@ def choose_pictures(network: Network, given: RepairData) -> RepairImages:
         fit,
         judge,
         about,
-        tuple(notes),
+        notes,
         shown if opened.pictures else {},
         tuple(described(opened)),
     )

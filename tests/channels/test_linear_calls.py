@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from legr_cli.repairs.calls import LinearCall, record
+from legr_cli.channels.linear_calls import LinearCall, record
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "conv": (nn.Conv2d(5, 7, 3), (2, 5, 8, 9)),
