@@ -36,6 +36,11 @@ _DEFAULTS = {
     "amp": False,
     "sigma": 1.0,
     "freeze_bn": False,
+    "explorer": "evolution",
+    "metric": "squared-norm",
+    "objective": "mean",
+    "minutes": None,
+    "reject_above": 0.0,
     "repair": 0,
     "teacher": False,
 }  # settings missing from journals of older versions

@@ -30,6 +30,7 @@ from legr_cli.ranking import (
     Ranking,
     check_ranking,
     collect_filters,
+    filters_of,
     identity,
     importance,
     read_ranking,
@@ -95,9 +96,7 @@ def resolve_ranking(
 
 def _scores(analysis: Analysis, ranking: Ranking) -> np.ndarray:
     """The score of each unit, which the cut sorts by."""
-    filters = analysis.filters
-    if ranking.metric != filters.metric:
-        filters = collect_filters(analysis.units, ranking.metric)
+    filters = filters_of(ranking, analysis.filters, analysis.units)
     scores = importance(filters, ranking)
     unlearned = UNLEARNED.get(ranking.method)
     if unlearned is None or unlearned.scores is None:

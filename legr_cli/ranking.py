@@ -1,12 +1,13 @@
 """Rankings: α and κ for each layer, the importance of units, and ranking.json.
 
-Methods that score every filter separately store a list of scores per row instead. Such rankings are
-read, used and written like any other.
+If α and κ were learned over a metric of images, each row also has the metric's value of every
+filter, so that pruning needs no images. Methods that score every filter separately store a list of
+scores per row instead. Such rankings are read, used and written like any other.
 """
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from legr_cli.channels.slicing import by_filter
 from legr_cli.channels.units import Units
-from legr_cli.errors import CheckpointError, RankingError, first_line
+from legr_cli.cost import Cost
+from legr_cli.errors import CheckpointError, RankingError, SettingError, first_line
+from legr_cli.metrics.table import DEFAULT_METRIC, METRICS
 
 FORMAT, VERSION = "legr-ranking", 1
 LARGEST = 1e30  # limit of α and κ, so that no sum of importances overflows
-
-
-def _squared_norm(weight: Tensor) -> Tensor:
-    """‖Θᵢ‖₂² of each row."""
-    return weight.square().sum(1)
-
-
-# Importance metrics: weights of a layer, one filter per row → one number per filter.
-METRICS: dict[str, Callable[[Tensor], Tensor]] = {"squared-norm": _squared_norm}
-DEFAULT_METRIC = "squared-norm"  # the paper's; also for ranking files without a metric
 
 
 @dataclass(frozen=True)
@@ -41,11 +33,13 @@ class Row:
     alpha: float = 1.0
     kappa: float = 0.0
     scores: tuple[float, ...] | None = None
+    values: tuple[float, ...] | None = None  # of a metric of images, one for each filter
 
     def as_json(self) -> dict[str, Any]:
         """The object that ranking.json stores."""
-        values = ("alpha", "kappa") if self.scores is None else ("scores",)
-        return {key: getattr(self, key) for key in ("name", "filters", *values)}
+        names = ("alpha", "kappa") if self.scores is None else ("scores",)
+        stored = {key: getattr(self, key) for key in ("name", "filters", *names)}
+        return stored if self.values is None else {**stored, "values": self.values}
 
 
 @dataclass(frozen=True)
@@ -70,9 +64,23 @@ class Filters:
     metric: str = DEFAULT_METRIC
 
 
-def collect_filters(units: Units, metric: str = DEFAULT_METRIC) -> Filters:
-    """Compute the importance metric of every filter that belongs to a unit."""
-    measure = METRICS[metric]
+def collect_filters(
+    units: Units,
+    metric: str = DEFAULT_METRIC,
+    cost: Cost | None = None,
+    batches: Sequence[Tensor] = (),
+) -> Filters:
+    """Compute the importance metric of every filter that belongs to a unit.
+
+    Metrics of images need the cost of plans, and batches of images as the network takes them.
+    """
+    entry = METRICS[metric]
+    if entry.of_weights is not None:
+        measured = entry.of_weights(units)
+    else:
+        assert entry.of_images is not None
+        assert cost is not None
+        measured = entry.of_images(units, cost, batches)
     names: list[str] = []
     layer, unit, value = [], [], []
     for module in units.flow.layers.values():
@@ -80,12 +88,12 @@ def collect_filters(units: Units, metric: str = DEFAULT_METRIC) -> Filters:
         removable = unit_of >= 0
         if not removable.any():
             continue
-        weight = by_filter(module.weight.detach(), module.axes).reshape(len(module.out), -1)
-        values = measure(weight.double()).cpu().numpy()
+        values = measured[module.name].cpu().numpy()
         if not np.isfinite(values).all():
-            raise CheckpointError(
-                f"layer '{module.name}' has NaN or infinite weights: use another checkpoint"
-            )
+            what = "weights: use another checkpoint"
+            if entry.of_images is not None:
+                what = "outputs on these images: are they normalized as in training?"
+            raise CheckpointError(f"layer '{module.name}' has NaN or infinite {what}")
         layer.append(np.full(int(removable.sum()), len(names)))
         names.append(module.name)
         unit.append(unit_of[removable])
@@ -102,9 +110,30 @@ def collect_filters(units: Units, metric: str = DEFAULT_METRIC) -> Filters:
 
 def identity(filters: Filters) -> Ranking:
     """The ranking by the plain metric: α = 1, κ = 0."""
-    counts = np.bincount(filters.layer, minlength=len(filters.names))
-    rows = tuple(Row(n, int(c)) for n, c in zip(filters.names, counts, strict=True))
-    return Ranking(rows, method="norm", metric=filters.metric)
+    parts = np.split(filters.value, np.flatnonzero(np.diff(filters.layer)) + 1)
+    of_images = METRICS[filters.metric].of_images is not None
+    rows = (
+        Row(name, len(part), values=tuple(part.tolist()) if of_images else None)
+        for name, part in zip(filters.names, parts, strict=True)
+    )
+    return Ranking(tuple(rows), method="norm", metric=filters.metric)
+
+
+def filters_of(ranking: Ranking, filters: Filters, units: Units) -> Filters:
+    """The filters with the metric of a ranking, which has the values of a metric of images."""
+    if ranking.metric == filters.metric or any(row.scores is not None for row in ranking.rows):
+        return filters
+    if METRICS[ranking.metric].of_images is None:
+        return collect_filters(units, ranking.metric)
+    values = np.concatenate([row.values or () for row in ranking.rows])
+    return replace(filters, value=values, metric=ranking.metric)
+
+
+def check_metric(name: str) -> str:
+    """Raise SettingError unless there is such a metric."""
+    if name not in METRICS:
+        raise SettingError(f"--metric {name}: expected {', '.join(METRICS)}")
+    return name
 
 
 def affine(filters: Filters, genes: dict[str, np.ndarray]) -> Ranking:
@@ -120,7 +149,7 @@ def scored(filters: Filters, scores: np.ndarray, method: str) -> Ranking:
     """A ranking by scores of units; every filter gets the score of its unit."""
     by_filter = scores[filters.unit]
     rows = (
-        replace(row, scores=tuple(by_filter[filters.layer == i].tolist()))
+        replace(row, scores=tuple(by_filter[filters.layer == i].tolist()), values=None)
         for i, row in enumerate(identity(filters).rows)
     )
     return Ranking(tuple(rows), method, metric=filters.metric)
@@ -129,6 +158,11 @@ def scored(filters: Filters, scores: np.ndarray, method: str) -> Ranking:
 def spread(filters: Filters) -> np.ndarray:
     """Standard deviation of the importance metric in each layer."""
     return np.array([filters.value[filters.layer == i].std() for i in range(len(filters.names))])
+
+
+def centers(filters: Filters) -> np.ndarray:
+    """Mean of the importance metric in each layer."""
+    return np.array([filters.value[filters.layer == i].mean() for i in range(len(filters.names))])
 
 
 MIN_SPREAD = 1e-3  # smaller spreads count as zero
@@ -232,6 +266,8 @@ def read_ranking(path: Path, filters: Filters, module: str = "") -> Ranking:
     notes = {key: value for key, value in data.items() if key not in ("layers", "metric")}
     notes["file_sha256"] = hashlib.sha256(raw).hexdigest()
     matched = _matched(path, rows, identity(filters), notes.get("arch"))
+    if METRICS[metric].of_images is not None and any(not (r.values or r.scores) for r in matched):
+        raise RankingError(f"{path}: a row has no values of the metric {metric}")
     return Ranking(matched, str(notes.get("method", "legr")), notes, metric)
 
 
@@ -239,22 +275,28 @@ def _row(path: Path, entry: Any) -> Row:
     """Parse and check one entry of "layers"."""
     try:
         name, count, scores = entry["name"], entry["filters"], entry.get("scores")
+        values = None if entry.get("values") is None else list(entry["values"])
         numbers = [entry["alpha"], entry["kappa"]] if scores is None else list(scores)
+        numbers += values or []
     except (TypeError, KeyError, AttributeError):
         raise RankingError(f"{path}: a row needs name, filters, alpha and kappa: {entry}") from None
     are_numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers)
     if not isinstance(name, str) or not isinstance(count, int) or not are_numbers:
         raise RankingError(f"{path}: a row has values of the wrong type: {entry}")
     if not all(abs(x) <= LARGEST for x in numbers):
-        what = "alpha or kappa" if scores is None else "a score"
+        what = "alpha, kappa or a value" if scores is None else "a score"
         raise RankingError(
             f"{path}: layer '{name}' has {what} that is not finite or over {LARGEST:g}"
         )
-    if scores is None:
-        return Row(name, count, float(numbers[0]), float(numbers[1]))
-    if len(scores) != count:
-        raise RankingError(f"{path}: layer '{name}' has {len(scores)} scores for {count} filters")
-    return Row(name, count, scores=tuple(map(float, scores)))
+    for what, given in (("scores", scores), ("values", values)):
+        if given is not None and len(given) != count:
+            raise RankingError(
+                f"{path}: layer '{name}' has {len(given)} {what} for {count} filters"
+            )
+    if scores is not None:
+        return Row(name, count, scores=tuple(map(float, scores)))
+    shown = None if values is None else tuple(map(float, values))
+    return Row(name, count, float(numbers[0]), float(numbers[1]), values=shown)
 
 
 def check_ranking(ranking: Ranking, filters: Filters) -> None:

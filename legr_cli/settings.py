@@ -215,6 +215,13 @@ class Search:
     # The initial population mutates the identity (α = 1, κ = 0), "level" (the α and κ that cut the
     # same fraction of every layer), or the fitter of the two ("auto"); or it is drawn at random.
     start: str = "auto"
+    explorer: str = "evolution"  # how candidates are proposed
+    metric: str = "squared-norm"  # the importance metric that α scales and κ shifts
+    objective: str = "mean"  # how the results at several `flops` become one
+    minutes: float | None = None  # evaluate as many candidates as fit, instead of `candidates`
+    # Do not measure a candidate at further shares once its divergence exceeds the best one's by
+    # this factor; 0: always measure
+    reject_above: float = 0.0
     fitness: str = "finetune"
     steps: int | None = None  # τ̂: adaptation steps per candidate; None: the default of the fitness
     batch_size: int = 128
@@ -251,6 +258,14 @@ class Search:
         for name in ("mutate", "sigma", "sigma_end", "lr"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise SettingError(f"{option(name)} must be positive and finite, got {value}")
+        if self.reject_above and not 1 < self.reject_above < math.inf:
+            raise SettingError(
+                f"--reject-above must be over 1, or 0 to measure all, got {self.reject_above}"
+            )
+        if self.minutes is not None:
+            check_within(self, minutes=(0.01, MANY))
+            if self.sigma_end != self.sigma:
+                raise SettingError("--sigma-end needs --candidates: pass it instead of --minutes")
         if self.mutate > 1:
             raise SettingError(
                 f"--mutate is a fraction of the layers: at most 1, got {self.mutate}"
@@ -337,13 +352,13 @@ class Compare:
     repair: int = 0  # images to repair every network with before fine-tuning; 0: no repair
     teacher: bool = False  # whether the dense network is the teacher in fine-tuning
     search_flops: tuple[float, ...] = ()  # FLOPs at which rankings are learned; (): lowest target
-    candidates: int = 400  # per search; for AMC, episodes per target
+    candidates: int | None = None  # per search; for AMC, episodes per target
     sigma: float = 1.0  # step of the random walk, in all searches but AMC's
     fitness: str | None = None  # None: finetune; repair for images without labels
     steps: int | None = None
     lr: float = 0.01  # learning rate of the candidates' steps and of MorphNet
     batch_size: int = 128
-    val_images: int = 10_000
+    val_images: int | None = None
     round_units: int = 1  # Taylor, Fisher: units (or blocks) removed per round …
     round_steps: int = 500  # … after this many training steps
     round_lr: float = 0.0025
@@ -365,10 +380,11 @@ class Compare:
             raise SettingError("--repair must be at least 2 images, or 0 for no repair, got 1")
         for share in self.search_flops:
             check_value("flops", share, "search-flops")
-        _ = self.search(self.search_flops or (self.targets[0].value,), self.seed)  # validates
         check_within(
             self,
             repair=(0, MANY),
+            batch_size=(2, MANY),
+            lr=(1e-12, 1000),
             round_units=(1, MANY),
             round_steps=(1, MANY),
             round_lr=(1e-9, 1000),
@@ -377,28 +393,6 @@ class Compare:
             trial_steps=(1, MANY),
             repeats=(1, 1000),
             seed=(0, LARGEST_SEED - 1000),
-        )
-
-    def search(self, flops: tuple[float, ...], seed: int) -> Search:
-        """The settings of a search at these fractions of the FLOPs."""
-        population = min(Search.population, self.candidates)
-        return Search(
-            flops=flops,
-            candidates=self.candidates,
-            population=population,
-            sample=max(1, population // 4),
-            sigma=self.sigma,
-            sigma_end=self.sigma,
-            fitness=self.fitness or Search.fitness,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            amp=self.training.amp,
-            val_images=self.val_images,
-            min_keep=self.min_keep,
-            align=self.align,
-            seed=seed,
-            workers=self.workers,
         )
 
 

@@ -90,6 +90,22 @@ def parse_targets(what: str, text: str, option: str = "") -> list[Target]:
     return targets
 
 
+def parse_shares(text: str, option: str) -> tuple[float, ...]:
+    """Shares of the FLOPs to compare at: `0.2`, `0.2,0.4`, or the range `0.2:0.8`."""
+    ends = text.split(":")
+    if len(ends) == 2:
+        low, high = (parse_targets("flops", end, option)[0].value for end in ends)
+        if low >= high:
+            raise SettingError(f"--{option} {text}: a range goes up from FROM to TO")
+        return spanning(low, high)
+    return tuple(target.value for target in parse_targets("flops", text, option))
+
+
+def spanning(low: float, high: float) -> tuple[float, ...]:
+    """Both ends of a range and their geometric mean, so that one ranking serves all of it."""
+    return tuple(dict.fromkeys((low, round(math.sqrt(low * high), 2), high)))
+
+
 def _expand(option: str, text: str, numbers: list[float]) -> list[float]:
     """The values of one number or one range."""
     if len(numbers) == 1:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from legr_cli.channels import couple
+from legr_cli.channels import Units, couple
 from legr_cli.cost import price
 from legr_cli.cut import arrange, cut, floor
 from legr_cli.errors import BudgetError, RankingError, SettingError
+from legr_cli.metrics.table import METRICS, Metric
 from legr_cli.models.registry import Arch, build
 from legr_cli.ranking import (
-    METRICS,
     Ranking,
     Row,
     affine,
@@ -48,7 +48,12 @@ def test_importance_is_the_sum_over_tied_filters() -> None:
 
 def test_rankings_name_their_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     """A metric is one entry of the table; rankings made with it say so, and unknown ones fail."""
-    monkeypatch.setitem(METRICS, "largest", lambda weight: weight.abs().amax(1))
+
+    def largest(units: Units) -> dict[str, torch.Tensor]:
+        layers = units.flow.layers.items()
+        return {name: layer.weight.detach().abs().flatten(1).amax(1) for name, layer in layers}
+
+    monkeypatch.setitem(METRICS, "largest", Metric("largest weight", largest))
     model = nets.make("plain")
     filters = collect_filters(couple(model, nets.INPUT), "largest")
     assert filters.value[0] == pytest.approx(

@@ -27,7 +27,17 @@ ROOMS = [
         "journal",
         "progress",
     ),
-    *("channels", "models", "flop_handles", "cost", "latency", "ranking", "cut", "pruning"),
+    *(
+        "channels",
+        "models",
+        "flop_handles",
+        "cost",
+        "metrics",
+        "latency",
+        "ranking",
+        "cut",
+        "pruning",
+    ),
     *("data", "repairs", "training", "search", "baselines", "deploy", "reports"),
     *("commands", "cli", "__main__"),
 ]

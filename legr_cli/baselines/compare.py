@@ -20,7 +20,7 @@ from legr_cli.baselines.comparison import (
     run_comparison,
     score_of,
 )
-from legr_cli.baselines.methods import check_methods
+from legr_cli.baselines.methods import check_methods, search_of
 from legr_cli.baselines.summary import ComparisonRow, MethodSummary, summarize
 from legr_cli.data.dataset import Data, described, doubts
 from legr_cli.errors import LegrError, OutputError
@@ -30,8 +30,8 @@ from legr_cli.models.network import Network, as_network
 from legr_cli.models.save import check_card
 from legr_cli.progress import Message, Progress, Report, Status, interruptible, reporting, silent
 from legr_cli.pruning import analyze
-from legr_cli.search.fitness import default_fitness, resolved_steps
-from legr_cli.search.setup import check_fitness
+from legr_cli.search.fitness import DEFAULT_FITNESS, FALLBACKS
+from legr_cli.search.setup import can_repair, check_fitness
 from legr_cli.settings import Compare, Pictures, given
 from legr_cli.targets import Target
 from legr_cli.training.devices import amp_helps, choose
@@ -200,12 +200,14 @@ def compare_network(
     """
     _check_output(folder, resume, force)
     task = task or images.task
-    fitness = settings.fitness or default_fitness(task)
-    settings = _resolved(settings, fitness, device, progress)
+    if settings.fitness is not None:
+        search_of(settings, (settings.targets[0].value,), settings.seed)  # validates
     progress(Status("grouping channels into units"))
     network.model.float()  # images are float32
     analysis = analyze(network)
-    check_fitness(analysis, fitness)
+    suited = DEFAULT_FITNESS if can_repair(analysis) else FALLBACKS[task.needs_reference]
+    settings = _resolved(settings, settings.fitness or suited, device, progress)
+    check_fitness(analysis, settings.fitness or suited)
     progress(Status("loading the images"))
 
     def open_data(seed: int) -> Data:
@@ -227,10 +229,18 @@ def compare_network(
 
 
 def _resolved(settings: Compare, fitness: str, device: str, progress: Report) -> Compare:
-    """Fill in the fitness and its adaptation steps; turn off amp where it does not help."""
-    steps, amp = resolved_steps(fitness, settings.steps), settings.training.amp
-    training = replace(settings.training, amp=amp and amp_helps(choose(device), progress))
-    return replace(settings, fitness=fitness, steps=steps, training=training)
+    """Fill in what depends on the fitness; turn off amp where it does not help."""
+    settings = replace(settings, fitness=fitness)
+    search = search_of(settings, (settings.targets[0].value,), settings.seed)  # validates
+    training = settings.training
+    training = replace(training, amp=training.amp and amp_helps(choose(device), progress))
+    return replace(
+        settings,
+        steps=search.steps,
+        candidates=search.candidates,
+        val_images=search.val_images,
+        training=training,
+    )
 
 
 def _run_and_write(

@@ -11,14 +11,15 @@ from legr_cli.baselines.gradual import prune_gradually
 from legr_cli.baselines.morphnet import morphnet
 from legr_cli.baselines.taylor import TAYLOR
 from legr_cli.errors import SettingError
-from legr_cli.journal import journal
+from legr_cli.journal import Line, journal
 from legr_cli.pruning import resolve_ranking
 from legr_cli.ranking import Ranking
-from legr_cli.search.fitness import adaptation, with_steps
+from legr_cli.search.fitness import adaptation, search_settings, with_steps
 from legr_cli.search.history import HISTORY, history_of
 from legr_cli.search.run import SearchProgress
-from legr_cli.search.setup import SearchSetup
-from legr_cli.targets import Target, falling, percents
+from legr_cli.search.setup import SearchSetup, with_metric
+from legr_cli.settings import Compare, Search, given
+from legr_cli.targets import Target, falling, percents, spanning
 from legr_cli.training.scores import shown
 
 
@@ -55,18 +56,48 @@ def _without_search(
 
 def _search_once(
     name: str,
-    explorer: str,
+    explorer: str | None,
     context: MethodContext,
     targets: list[Target],
     todo: set[Target],
 ) -> Iterator[MethodResult]:
     """Search once, by default at the lowest target; the effort counts for the highest target."""
     if todo:
-        flops = context.settings.search_flops or (targets[-1].value,)
+        flops = context.settings.search_flops or _spanned(context.settings, targets)
         ranking, effort = _search(name, explorer, context, flops, None)
         for target in falling(todo):
             spent = effort if target == targets[0] else Effort()
             yield MethodResult(target, context.analysis, ranking, spent)
+
+
+def _spanned(settings: Compare, targets: list[Target]) -> tuple[float, ...]:
+    """The shares at which to learn: with repair, all targets are served, else the lowest is."""
+    lowest, highest = targets[-1].value, targets[0].value
+    whole = adaptation(settings.fitness or "").ranks_by_divergence and lowest < highest
+    return spanning(lowest, highest) if whole else (lowest,)
+
+
+def search_of(settings: Compare, flops: tuple[float, ...], seed: int, own: bool = True) -> Search:
+    """The settings of a search at these shares; without `own`, with the paper's metric."""
+    shared = {
+        name: getattr(settings, name)
+        for name in ("sigma", "steps", "lr", "min_keep", "align", "workers", "batch_size")
+    }
+    shared |= given(
+        candidates=settings.candidates,
+        val_images=settings.val_images,
+    )
+    paper = {} if own else {"metric": Search.metric, "reject_above": 0.0}
+    return with_steps(
+        search_settings(
+            settings.fitness or "finetune",
+            **{**shared, **paper},
+            flops=flops,
+            sigma_end=settings.sigma,
+            amp=settings.training.amp,
+            seed=seed,
+        )
+    )
 
 
 def _search_per_target(
@@ -80,17 +111,19 @@ def _search_per_target(
 
 def _search(
     name: str,
-    explorer: str,
+    explorer: str | None,
     context: MethodContext,
     flops: tuple[float, ...],
     target: Target | None,
 ) -> tuple[Ranking, Effort]:
     """Run or resume a search; return its ranking and its effort.
 
-    `target` is None if the ranking is for all targets.
+    Without an explorer, the search is that of `legr learn`. `target` is None if the ranking is for
+    all targets.
     """
-    settings = with_steps(context.settings.search(flops, context.seed))
-    inputs = context.analysis, context.data, settings, context.device
+    settings = search_of(context.settings, flops, context.seed, explorer is None)
+    analysis = with_metric(context.analysis, context.data, settings)
+    inputs = analysis, context.data, settings, context.device
     setup = SearchSetup(*inputs, name, explorer, context.task)
     history = history_of(context.ranking_file(name, target))
 
@@ -105,10 +138,17 @@ def _search(
         think_seconds = sum(line.get("think_seconds", 0.0) for line in book.lines.values())
     effort = Effort(
         sum(line["seconds"] for line in evaluated) + think_seconds,
-        len(evaluated) * len(flops) * (settings.steps or 0) * adaptation(settings.fitness).trains,
-        len(evaluated) * setup.candidate_images(),
+        _measured(evaluated, len(flops))
+        * (settings.steps or 0)
+        * adaptation(settings.fitness).trains,
+        round(_measured(evaluated, len(flops)) * setup.candidate_images() / len(flops)),
     )
     return setup.ranking(result, context.dense, history.name), effort
+
+
+def _measured(lines: list[Line], shares: int) -> int:
+    """How often a candidate was adapted and scored: at all shares, unless it was rejected."""
+    return sum(line.get("measured", shares) for line in lines)
 
 
 def _fisher(
@@ -120,7 +160,7 @@ def _fisher(
 
 
 METHODS = {
-    "legr": MethodEntry(partial(_search_once, "legr", "evolution")),
+    "legr": MethodEntry(partial(_search_once, "legr", None)),
     "norm": MethodEntry(partial(_without_search, None)),
     "uniform": MethodEntry(partial(_without_search, "uniform")),
     "random": MethodEntry(partial(_search_once, "random", "random")),

@@ -6,12 +6,16 @@ that padding done inside a subclass and calls by function need no rules of their
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
+
+from legr_cli.channels.flow import Flow, Layer
+from legr_cli.channels.layers import layer_at
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = (*_CONV[:5], "output_padding", "groups", "dilation")
@@ -80,6 +84,29 @@ def record(run: Callable[[], Tensor], weight: Tensor) -> LinearCall | str:
     transposed = SIGNATURES[function] is _TRANSPOSED
     patches = _unfold_transposed(given) if transposed else _unfold(given)
     return LinearCall(patches, output, int(given.get("groups", 1)), transposed)
+
+
+class LayerCalls(fx.Interpreter):
+    """Runs a traced network, and describes every call of a layer to a callback."""
+
+    def __init__(self, flow: Flow, on_call: Callable[[Layer, LinearCall | str], None]) -> None:
+        super().__init__(flow.traced)
+        self.flow, self.on_call = flow, on_call
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run a node; the call of a layer is recorded."""
+        layer = layer_at(self.flow, n)
+        if layer is None:
+            return super().run_node(n)
+        outputs: list[Any] = []
+        run = partial(super().run_node, n)
+
+        def called() -> Any:
+            outputs.append(run())
+            return outputs[0]
+
+        self.on_call(layer, record(called, layer.weight))
+        return outputs[0]
 
 
 class _CallRecorder(TorchFunctionMode):

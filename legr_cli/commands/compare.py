@@ -61,14 +61,20 @@ def compare(
         setting(
             _SEARCH,
             "SHARE,…",
-            "Share of the FLOPs at which candidates are compared; several shares compare by mean "
-            "score. Not used by amc.",
-            "lowest --flops",
+            "Shares of the FLOPs at which candidates are compared, as in legr learn --flops. Not "
+            "used by amc.",
+            "what --flops spans; its lowest with another fitness than repair",
         ),
     ] = None,
     candidates: Annotated[
-        int, setting(_SEARCH, "N", "Number of candidates that each search evaluates.")
-    ] = 400,
+        int | None,
+        setting(
+            _SEARCH,
+            "N",
+            "Number of candidates that each search evaluates.",
+            "100; 400 with another fitness than repair",
+        ),
+    ] = None,
     sigma: Annotated[
         float,
         setting(_SEARCH, "SIGMA", "Standard deviation of mutations. Not used by amc."),
@@ -83,7 +89,7 @@ def compare(
             "Learning rate for adapting candidates; also used by morphnet.",
         ),
     ] = 0.01,
-    val_images: options.ValImages = 10_000,
+    val_images: options.ValImages = None,
     batch_size: Annotated[
         int, setting(options.CANDIDATES, "N", "Number of images per batch, for all methods.")
     ] = 128,
@@ -213,13 +219,13 @@ def _settings(given: dict[str, Any]) -> "Compare":
     """The settings of the comparison, from the options."""
     from legr_cli.baselines.methods import parse_methods
     from legr_cli.settings import Compare, parse_align
-    from legr_cli.targets import parse_targets
+    from legr_cli.targets import parse_shares, parse_targets
     from legr_cli.training.recipes import default_recipe, settings_of
 
     notes = {"repaired": True} if given["repair"] else {}
     recipe = given["recipe"] or default_recipe(notes, given["teacher"])
     searched = given["search_flops"]
-    shares = [] if searched is None else parse_targets("flops", searched, "search-flops")
+    shares = () if searched is None else parse_shares(searched, "search-flops")
     length = {} if given["epochs"] is None else {"epochs": given["epochs"]}
     return options.settings_from(
         Compare,
@@ -228,5 +234,5 @@ def _settings(given: dict[str, Any]) -> "Compare":
         targets=tuple(parse_targets("flops", given["flops"])),
         training=settings_of(recipe, **length, amp=given["amp"]),
         align=parse_align(given["align"]),
-        search_flops=tuple(target.value for target in shares),
+        search_flops=shares,
     )

@@ -30,26 +30,95 @@ def learn(
     resume: options.Resume = False,
     force: options.Force = False,
     flops: Annotated[
-        str,
+        str | None,
         setting(
             _SEARCH,
             "SHARE,…",
-            "Share of the FLOPs at which candidates are compared; use the lowest target you plan "
-            "to prune to. Several shares (0.2,0.4) compare by mean score.",
+            "Shares of the FLOPs at which candidates are compared: one (0.4), several (0.3,0.5) or "
+            "a range (0.2:0.8), which stands for its ends and their geometric mean. One ranking "
+            "serves all targets that the shares span.",
+            "0.2:0.8; 0.2 with another fitness than repair",
         ),
-    ] = "0.2",
-    candidates: Annotated[int, setting(_SEARCH, "N", "Number of candidates to evaluate.")] = 400,
+    ] = None,
+    candidates: Annotated[
+        int | None,
+        setting(
+            _SEARCH,
+            "N",
+            "Number of candidates to evaluate.",
+            "100; 400 with another fitness than repair",
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        setting(
+            _SEARCH,
+            "MINUTES",
+            "Evaluate as many candidates as fit into this time, judged by the first three.",
+            "not limited",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        setting(
+            _SEARCH,
+            "reconstruction|taylor|squared-norm|folded-norm",
+            "Importance metric that α scales and κ shifts: what the layers behind a filter cannot "
+            "reconstruct from the others (reconstruction), the first-order change of the outputs "
+            "(taylor), the squared norm of its weights (squared-norm), or that after folding the "
+            "BatchNorm (folded-norm).",
+            "reconstruction; squared-norm with another fitness than repair",
+        ),
+    ] = None,
+    explorer: Annotated[
+        str | None,
+        setting(
+            _SEARCH,
+            "surrogate|evolution|cmaes|random",
+            "How candidates are proposed: regularized evolution as in the paper (evolution), "
+            "evolution whose mutations a model screens (surrogate), CMA-ES (cmaes) or at random "
+            "(random).",
+            "surrogate; evolution with another fitness than repair",
+        ),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        setting(
+            _SEARCH,
+            "log|mean|score",
+            "How the results at several shares become one: mean logarithm of the divergence (log), "
+            "mean divergence (mean), or mean score (score).",
+            "log; mean with another fitness than repair",
+        ),
+    ] = None,
+    reject_above: Annotated[
+        float | None,
+        setting(
+            _SEARCH,
+            "FACTOR",
+            "Do not measure a candidate at further shares once its divergence exceeds the best "
+            "one's by this factor; 0 measures all. Only with --fitness repair.",
+            "1.3",
+        ),
+    ] = None,
     population: Annotated[
-        int, setting(_SEARCH, "N", "Population size; each new candidate replaces the oldest.")
-    ] = 64,
+        int | None,
+        setting(
+            _SEARCH,
+            "N",
+            "Population size; each new candidate replaces the oldest.",
+            "64; 24 with --fitness repair",
+        ),
+    ] = None,
     sample: Annotated[
-        int,
+        int | None,
         setting(
             _SEARCH,
             "N",
             "Tournament size: the fittest of this many candidates becomes the parent.",
+            "16; 8 with --fitness repair",
         ),
-    ] = 16,
+    ] = None,
     mutate: Annotated[
         float, setting(_SEARCH, "SHARE", "Share of the layers that a mutation changes.")
     ] = 0.1,
@@ -83,12 +152,15 @@ def learn(
     fitness: options.Fitness = None,
     steps: options.Steps = None,
     batch_size: Annotated[
-        int, setting(options.CANDIDATES, "N", "Number of images per batch.")
-    ] = 128,
+        int | None,
+        setting(
+            options.CANDIDATES, "N", "Number of images per batch.", "128; 64 with --fitness repair"
+        ),
+    ] = None,
     lr: Annotated[
         float, setting(options.CANDIDATES, "RATE", "Learning rate for adapting candidates.")
     ] = 0.01,
-    val_images: options.ValImages = 10_000,
+    val_images: options.ValImages = None,
     align: options.Align = "auto",
     keep: options.Keep = None,
     min_keep: options.LayerMinKeep = None,
@@ -132,13 +204,16 @@ def learn(
 ) -> None:
     """Learn a global filter ranking: (α, κ) for each layer, by evolutionary search on your data.
 
-    One ranking serves every pruning target. Each candidate is pruned to --flops, adapted, and
-    measured on held-out images that legr never trains on. An interrupted search can be resumed with
-    --resume; the result matches an uninterrupted one.
+    One ranking serves every pruning target. Each candidate is pruned to --flops, repaired or
+    trained a little, and measured on held-out images that legr never trains on. The command says
+    what the search will take after the first candidates. An interrupted search can be resumed
+    with --resume; the result matches an uninterrupted one.
 
     Examples:
 
       legr learn dense.safetensors --data cifar10:DIR --out ranking.json
+
+      legr learn dense.safetensors --data cifar10:DIR --minutes 10 --out ranking.json
 
       legr learn drone.pth --arch drone:build --data images:DIR --out r.json
     """
@@ -151,12 +226,13 @@ def learn(
 
     given = locals()
     images, shape = options.images_from(given), parse_input(input_shape)
-    task, settings = options.task_from(given, images, checkpoint), _settings(given, images.task)
+    task = options.task_from(given, images, checkpoint)
+    planned = _planned(given, task)
     with resumable() as display:
         result = learn_network(
             lambda: open_network(checkpoint, arch, classes, shape, weights=weights, module=module),
             images,
-            settings,
+            planned,
             out,
             resume=resume,
             force=force,
@@ -170,20 +246,40 @@ def learn(
     show_learned(result, out, _prune_command(given), as_json)
 
 
-def _settings(given: dict[str, Any], task: "Task") -> "Search":
+_OWN = (
+    *("candidates", "minutes", "metric", "explorer", "objective", "reject_above", "population"),
+    *(
+        "sample",
+        "mutate",
+        "sigma",
+        "sigma_end",
+        "start",
+        "seed",
+        "steps",
+        "batch_size",
+        "lr",
+        "amp",
+    ),
+    "val_images",
+)
+
+
+def _planned(given: dict[str, Any], task: "Task") -> "list[Search]":
     """The settings of the search, from the options."""
-    from legr_cli.search.fitness import default_fitness
-    from legr_cli.settings import Search, parse_align, parse_min_keep
-    from legr_cli.targets import parse_targets
+    from legr_cli.search.learn import planned_search
+    from legr_cli.settings import parse_align, parse_min_keep
+    from legr_cli.targets import parse_shares
 
     min_keep, layers = parse_min_keep(given["min_keep"] or (), given["keep"] or ())
-    return options.settings_from(
-        Search,
-        given,
+    chosen = {name: given[name] for name in _OWN if given[name] is not None}
+    if given["flops"] is not None:
+        chosen["flops"] = parse_shares(given["flops"], "flops")
+    return planned_search(
+        task,
+        given["fitness"],
+        **chosen,
         min_keep=min_keep,
         min_keep_layers=layers,
-        fitness=given["fitness"] or default_fitness(task),
-        flops=tuple(target.value for target in parse_targets("flops", given["flops"])),
         align=parse_align(given["align"]),
         workers=1 if given["workers"] is None else given["workers"],
     )

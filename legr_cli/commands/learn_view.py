@@ -37,8 +37,9 @@ def show_learned(result: "LearnResult", out: Path, next_step: str, as_json: bool
         table.add_row(*cells[: len(columns)])
     output.print_table(output.console(), table)
     output.print_notes(
-        f"{result.settings.candidates} candidates in {result.seconds:.0f} s of compute; "
-        f"{result.cached} of them keep the same channels as an earlier one and reuse its fitness",
+        f"{result.candidates} candidates in {result.seconds:.0f} s of compute; {result.cached} of "
+        "them keep the same channels as an earlier one and reuse its fitness"
+        + (f", {result.rejected} were rejected early" if result.rejected else ""),
         f"next: {next_step}",
     )
     output.print_result(str(out))

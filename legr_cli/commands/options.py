@@ -395,11 +395,10 @@ Fitness = Annotated[
     setting(
         CANDIDATES,
         "|".join(FITNESS),
-        "How to adapt a candidate before measuring its accuracy: train it for --steps (finetune), "
-        "only re-estimate its BatchNorm statistics at a fraction of the cost (bn), repair it in "
-        "closed form and compare its outputs with the dense network's (repair), or not at all "
-        "(none).",
-        "finetune; repair for images without labels",
+        "How to adapt a candidate before measuring it: repair it in closed form and compare its "
+        "outputs with the dense network's (repair), train it for --steps as in the paper "
+        "(finetune), only re-estimate its BatchNorm statistics (bn), or not at all (none).",
+        "repair, if any layer can be repaired",
     ),
 ]
 Steps = Annotated[
@@ -413,12 +412,13 @@ Steps = Annotated[
     ),
 ]
 ValImages = Annotated[
-    int,
+    int | None,
     setting(
         CANDIDATES,
         "N",
         "Maximum number of validation images to measure a candidate on; they come from val/, or "
         "from a tenth of train/ that is held out.",
+        "10,000; 500 with --fitness repair",
     ),
 ]
 Resume = Annotated[

@@ -153,6 +153,21 @@ def _affine_length(
     values: tuple[Values, Values],
 ) -> int:
     """The number of ops after which a path is still affine in the layer's output."""
+    known = {} if lockstep.known is None else lockstep.known.affine_lengths
+    key = (layer.name, *(node.name for node in path))
+    if key not in known:
+        known[key] = _tested_length(lockstep, kept, layer, path, values)
+    return known[key]
+
+
+def _tested_length(
+    lockstep: Lockstep,
+    kept: Kept,
+    layer: fx.Node,
+    path: list[fx.Node],
+    values: tuple[Values, Values],
+) -> int:
+    """Whether ops are affine is a fact of the network; it is tested once for all candidates."""
     graph, own = lockstep.pruned, restricted(lockstep, kept, layer, values[0])
     others = _with_operands(graph, layer, path, {**values[1], layer: own})
     generator = torch.Generator().manual_seed(0)

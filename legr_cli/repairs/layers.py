@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from legr_cli.channels import Units
 from legr_cli.channels.flow import Layer
 from legr_cli.channels.layers import layer_at
-from legr_cli.channels.linear_calls import LinearCall, record
+from legr_cli.channels.linear_calls import LayerCalls, LinearCall, record
+from legr_cli.channels.norms import norm_reading
 from legr_cli.channels.ops import OpKind
-from legr_cli.channels.switches import fixed_seed
+from legr_cli.channels.switches import evaluating, fixed_seed
 from legr_cli.channels.trace import fetch_attr
 from legr_cli.channels.units import Kept
 from legr_cli.errors import ModelError
@@ -77,6 +77,19 @@ def repair_layers(
     ]
 
 
+def why_not_repairable(units: Units) -> dict[str, str]:
+    """The layers that have no closed form, whatever the plan, and why."""
+    reasons: dict[str, str] = {}
+
+    def note(layer: Layer, call: LinearCall | str) -> None:
+        if isinstance(call, str):
+            reasons[layer.name] = call
+
+    with evaluating(units.source.model), torch.no_grad(), fixed_seed():
+        LayerCalls(units.flow, note).run(*units.source.call(batch=2).tensors)
+    return reasons
+
+
 def _calls_by_layer(lockstep: Lockstep) -> list[tuple[Layer, list[fx.Node]]]:
     """Every layer with the nodes of the pruned graph that call it, in order of the first call."""
     found: dict[str, tuple[Layer, list[fx.Node]]] = {}
@@ -103,7 +116,7 @@ class _LayerRepair:
         self.lockstep, self.kept, self.layer, self.nodes = lockstep, kept, layer, nodes
         self.seed, self.correct, self.rows = seed, correct, rows
         self.weight, self.bias = _tensors_of(lockstep.pruned.traced, layer, nodes[0])
-        self.norm = _norm_after(lockstep, nodes[0]) if self.bias is None else None
+        self.norm = norm_reading(lockstep.pruned.traced, nodes[0]) if self.bias is None else None
         self.correction: Correction | None = None
         self.regression: Regression
         self.call: LinearCall | None = None
@@ -254,16 +267,3 @@ def _tensors_of(
         module: Any = traced.get_submodule(layer.name)
         return module.weight, getattr(module, "bias", None)
     return fetch_attr(traced, layer.name), fetch_attr(traced, layer.bias) if layer.bias else None
-
-
-def _norm_after(lockstep: Lockstep, node: fx.Node) -> _BatchNorm | None:
-    """The BatchNorm that alone reads a layer's output, if its mean can take a shift."""
-    users = list(node.users)
-    if len(users) != 1 or users[0].op != "call_module":
-        return None
-    norm = lockstep.pruned.modules[str(users[0].target)]
-    calls = sum(
-        n.op == "call_module" and n.target == users[0].target for n in lockstep.pruned.nodes
-    )
-    plain = isinstance(norm, _BatchNorm) and type(norm).forward is _BatchNorm.forward
-    return norm if plain and norm.running_mean is not None and calls == 1 else None

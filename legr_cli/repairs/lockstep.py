@@ -113,6 +113,7 @@ class DenseValues:
 
     def __init__(self, units: Units, batches: list[Tensor]) -> None:
         self._values: dict[tuple[int, int], Values] = {}  # by batch and number of nodes done
+        self.affine_lengths: dict[tuple[str, ...], int] = {}  # see `correction.plan`
         graph = Graph(units.flow.traced)
         stops = [i + 1 for i, node in enumerate(graph.nodes) if layer_at(units.flow, node)]
         storages: dict[int, int] = {}

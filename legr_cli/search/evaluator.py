@@ -7,7 +7,7 @@ import itertools
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from legr_cli.errors import LegrError, SearchError
 from legr_cli.models.network import Network, open_network, own_copy, write_network
 from legr_cli.repairs.closeness import Closeness, closeness_sums
 from legr_cli.search.fitness import Cut, adaptation
+from legr_cli.search.objectives import excess
 from legr_cli.search.reference import DenseOutputs, Reference
 from legr_cli.settings import Search
 from legr_cli.training.devices import choose, half_precision, seeded
@@ -129,9 +130,18 @@ class CandidateEvaluator:
             on_device = part_or_whole(on_device, self._part)
             self.dense_outputs = DenseOutputs(on_device, len(protocol.validation))
 
-    def evaluate(self, plans: Plans) -> list[Outcome]:
-        """Evaluate a candidate at every FLOPs target."""
-        return [self._evaluate(kept) for kept in plans]
+    def evaluate(self, plans: Plans, best: Sequence[float] | None = None) -> list[Outcome]:
+        """Evaluate a candidate at every FLOPs target.
+
+        It ends early where the divergences exceed those of the `best` candidate by too much.
+        """
+        outcomes, limit = list[Outcome](), self.protocol.settings.reject_above
+        for kept in plans:
+            outcomes.append(self._evaluate(kept))
+            found = [o.divergence for o in outcomes if o.divergence is not None]
+            if best is not None and limit and found and excess(found, best) > limit:
+                break
+        return outcomes
 
     @property
     def _part(self) -> str:
@@ -216,11 +226,13 @@ _evaluators: dict[str, CandidateEvaluator] = {}  # in a worker: the current job'
 _lock = threading.Lock()
 
 
-def evaluate_candidate(job: Job, plans: Plans, worker: int = 0) -> list[Outcome]:
+def evaluate_candidate(
+    job: Job, plans: Plans, best: Sequence[float] | None = None, worker: int = 0
+) -> list[Outcome]:
     """Evaluate a candidate in a worker; the network is opened the first time."""
     with _lock:
         if job.key not in _evaluators:
             _evaluators.clear()
             _evaluators[job.key] = CandidateEvaluator(_open_units(job), job.protocol, worker)
         evaluator = _evaluators[job.key]
-    return evaluator.evaluate(plans)
+    return evaluator.evaluate(plans, best)

@@ -77,14 +77,20 @@ class Evolution(Explorer):
     """Mutates the fittest of a random sample of the population; the oldest member is replaced."""
 
     def __init__(
-        self, spread: np.ndarray, level: Genes, settings: Search, rng: np.random.Generator
+        self,
+        spread: np.ndarray,
+        level: Genes,
+        settings: Search,
+        rng: np.random.Generator,
+        center: np.ndarray | None = None,
     ) -> None:
         """Start from `level`, α and κ that prune all layers evenly, or from the identity.
 
-        `spread` is the standard deviation of the importance metric in each layer.
+        `spread` is the standard deviation of the importance metric in each layer. With `center`,
+        its mean in each layer, mutations of α leave the importance of the layer's middle as it is.
         """
         super().__init__()
-        self.spread = spread
+        self.spread, self.center = spread, center
         self.settings, self.rng = settings, rng
         self.identity = {"alpha": np.ones(len(spread)), "kappa": np.zeros(len(spread))}
         self.level = level
@@ -110,12 +116,15 @@ class Evolution(Explorer):
             start = "identity" if self.first_two[0] >= self.first_two[1] else "level"
         return self.level if start in ("auto", "level") else self.identity
 
+    @property
+    def fixed(self) -> int:
+        """The number of candidates that are given: the identity, and `level` if it may start."""
+        return 2 if self.settings.start in ("auto", "level") else 1
+
     def _draw(self, number: int) -> Candidate:
         """Draw a candidate; the first is the identity, so that the result is at least as good."""
-        if number == 0:
-            return Candidate(number, self.identity)
-        if number == 1 and self.settings.start in ("auto", "level"):
-            return Candidate(number, self.level)
+        if number < self.fixed:
+            return Candidate(number, (self.identity, self.level)[number])
         origin = Candidate(number, self.origin)
         all_layers = np.arange(len(self.spread))
         if self.settings.start == "random" and number < self.settings.population:
@@ -136,9 +145,29 @@ class Evolution(Explorer):
         return self.settings.sigma + done * (self.settings.sigma_end - self.settings.sigma)
 
     def _mutate(
-        self, parent: Candidate, number: int, layers: np.ndarray, parent_number: int | None
+        self,
+        parent: Candidate,
+        number: int,
+        layers: np.ndarray,
+        parent_number: int | None,
+        sigma: float | None = None,
     ) -> Candidate:
-        """Change these layers: a becomes a·exp(N(0, σ²)), b becomes b + σ·N(0, spread²).
+        """Change these layers: a becomes a·exp(N(0, σ²)), b becomes b + σ·N(0, spread²)."""
+        sigma = self.sigma(number) if sigma is None else sigma
+        grown = sigma * self.rng.standard_normal(len(layers))
+        moved = sigma * self.rng.standard_normal(len(layers))
+        return self._moved(parent, number, layers, grown, moved, parent_number)
+
+    def _moved(
+        self,
+        parent: Candidate,
+        number: int,
+        layers: np.ndarray,
+        grown: np.ndarray,
+        moved: np.ndarray,
+        parent_number: int | None,
+    ) -> Candidate:
+        """Change these layers: a becomes a·exp(grown), b becomes b + moved·spread.
 
         a and b transform the origin's importance, a·(α₀·‖Θ‖² + κ₀) + b, and spread is its standard
         deviation. If the origin is the identity, a and b are α and κ.
@@ -146,10 +175,11 @@ class Evolution(Explorer):
         alpha, kappa = parent.genes["alpha"].copy(), parent.genes["kappa"].copy()
         origin = self.origin
         scale, shift = origin["alpha"][layers], origin["kappa"][layers]
-        sigma = self.sigma(number)
         a = alpha[layers] / scale
         b = kappa[layers] - a * shift
-        a *= np.exp(sigma * self.rng.standard_normal(len(layers)))
-        b += sigma * scale * self.spread[layers] * self.rng.standard_normal(len(layers))
-        alpha[layers], kappa[layers] = a * scale, a * shift + b
+        wider = a * np.exp(grown)
+        if self.center is not None:
+            b += (a - wider) * (scale * self.center[layers] + shift)
+        b += moved * scale * self.spread[layers]
+        alpha[layers], kappa[layers] = wider * scale, wider * shift + b
         return Candidate(number, {"alpha": alpha, "kappa": kappa}, parent_number)

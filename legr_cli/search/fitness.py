@@ -5,8 +5,8 @@ quickly.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from legr_cli.errors import SettingError
 
@@ -66,14 +66,44 @@ class Adaptation:
     trains: bool = False  # whether it trains the weights, so that augmentation and --amp apply
     needs_batchnorm: bool = False
     ranks_by_divergence: bool = False  # from the dense network's outputs, instead of by the score
+    search: dict[str, Any] = field(default_factory=dict)  # settings of a search, if not the paper's
 
 
 FITNESS = {
     "finetune": Adaptation(_finetune, steps=200, trains=True),
     "bn": Adaptation(_batchnorm, steps=8, needs_batchnorm=True),
-    "repair": Adaptation(_repair, steps=2, ranks_by_divergence=True),
+    "repair": Adaptation(
+        _repair,
+        steps=2,
+        ranks_by_divergence=True,
+        search={
+            "flops": (0.2, 0.4, 0.8),
+            "explorer": "surrogate",
+            "metric": "reconstruction",
+            "objective": "log",
+            "candidates": 100,
+            "population": 24,
+            "sample": 8,
+            "batch_size": 64,
+            "val_images": 500,
+            "reject_above": 1.3,
+        },
+    ),
     "none": Adaptation(None, steps=0),
 }
+
+
+def search_settings(fitness: str, **given: Any) -> "Search":
+    """The settings of a search with this fitness, with some overridden."""
+    from legr_cli.settings import Search
+
+    settings = {**adaptation(fitness).search, **given}
+    if "population" not in given and "candidates" in settings:
+        candidates = max(1, settings["candidates"])
+        settings["population"] = min(settings.get("population", Search.population), candidates)
+    if "sample" not in given and "population" in settings:
+        settings["sample"] = min(settings.get("sample", Search.sample), settings["population"])
+    return Search(fitness=fitness, **settings)
 
 
 def adaptation(name: str) -> Adaptation:
@@ -83,9 +113,8 @@ def adaptation(name: str) -> Adaptation:
     return FITNESS[name]
 
 
-def default_fitness(task: "Task") -> str:
-    """The fitness for a task if none is named: repair needs no labels."""
-    return "repair" if task.needs_reference else "finetune"
+DEFAULT_FITNESS = "repair"  # where the network can be repaired; else finetune, or without labels …
+FALLBACKS = {True: "none", False: "finetune"}  # … none, by whether the task has no labels
 
 
 def resolved_steps(fitness: str, steps: int | None) -> int:

@@ -10,6 +10,8 @@ from pathlib import Path
 from legr_cli.errors import SearchError
 from legr_cli.journal import JournalFormat, Line, is_loss, is_score, is_scored
 
+PRICED = 3  # candidates after which the price of a search is known
+
 
 def history_of(ranking: Path) -> Path:
     """The journal next to a ranking: `NAME.history.jsonl`."""
@@ -26,14 +28,29 @@ def _is_sound(line: Line, settings: Line) -> bool:
     number = line.get("candidate")
     return (
         type(number) is int
-        and 0 <= number < settings.get("candidates", math.inf)
+        and 0
+        <= number
+        < (math.inf if settings.get("minutes") else settings.get("candidates", math.inf))
         and is_scored(line)
         and is_loss(line.get("loss"))
         and is_loss(line.get("divergence"))
         and type(line.get("cached")) is bool
         and isinstance(line.get("flops"), int | None)
         and isinstance(line.get("seconds", 0), int | float)
+        and all(map(is_loss, _list(line, "divergences")))
+        and (number != PRICED - 1 or not settings.get("minutes") or _is_planned(line))
     )
+
+
+def _list(line: Line, key: str) -> list[object]:
+    """A list in a line; one that no check accepts if it is something else."""
+    value = line.get(key, [])
+    return value if isinstance(value, list) else [""]
+
+
+def _is_planned(line: Line) -> bool:
+    """Whether a line says how many candidates there will be."""
+    return type(line.get("planned")) is int and line["planned"] >= PRICED
 
 
 HISTORY = JournalFormat(

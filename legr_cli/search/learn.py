@@ -10,16 +10,23 @@ from typing import Any
 from torch import nn
 
 from legr_cli.arguments import as_shares, check_instance, check_number
+from legr_cli.errors import SettingError
 from legr_cli.files import check_out, out_or_temporary, staged
 from legr_cli.journal import Line, journal, read_header
 from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Message, Report, Status, interruptible, reporting, silent
-from legr_cli.pruning import analyze
+from legr_cli.pruning import Analysis, analyze
 from legr_cli.ranking import Ranking, write_ranking
-from legr_cli.search.fitness import default_fitness, with_steps
+from legr_cli.search.fitness import DEFAULT_FITNESS, FALLBACKS, search_settings, with_steps
 from legr_cli.search.history import HISTORY, history_of
 from legr_cli.search.reporting import opening_messages, progress_callback
-from legr_cli.search.setup import SearchSetup, check_settings
+from legr_cli.search.setup import (
+    SearchSetup,
+    can_repair,
+    check_names,
+    check_settings,
+    with_metric,
+)
 from legr_cli.search.workers import dask_client
 from legr_cli.settings import Pictures, Search, given
 from legr_cli.training.devices import amp_helps, choose
@@ -52,7 +59,9 @@ class LearnResult:
     dense: Score  # of the dense network
     identity: CandidateScore | None  # α = 1, κ = 0; None if it was not the first candidate
     best: CandidateScore
-    cached: int  # number of candidates that keep the same units as an earlier one
+    candidates: int  # number of candidates that were evaluated
+    cached: int  # of them, those that keep the same units as an earlier one
+    rejected: int  # of them, those that were not measured at every share
     seconds: float  # spent on candidates, summed over all workers
 
 
@@ -63,6 +72,9 @@ def learn(
     flops: float | Sequence[float] | None = None,
     fitness: str | None = None,
     candidates: int | None = None,
+    minutes: float | None = None,
+    metric: str | None = None,
+    explorer: str | None = None,
     seed: int | None = None,
     settings: Search | None = None,
     loss: BatchFunction | None = None,
@@ -93,11 +105,17 @@ def learn(
             labels), a DataLoader, a pair of tensors, a tensor of images, or an iterable of batches,
             with or without labels. A tenth is held out to score candidates on. Without labels,
             candidates are scored by how close their outputs are to the dense network's.
-        flops: Share (or shares) of the FLOPs at which candidates are compared; 0.2 by default.
-        fitness: How to adapt a candidate before it is scored: `"finetune"` (the default), `"bn"`,
-            `"repair"` (the default without labels) or `"none"`. `"repair"` ranks by how close the
-            outputs are to the dense ones.
-        candidates: Number of candidates to evaluate; 400 by default.
+        flops: Share (or shares) of the FLOPs at which candidates are compared; 0.2, 0.4 and 0.8 by
+            default, and 0.2 with another fitness than `"repair"`.
+        fitness: How to adapt a candidate before it is scored: `"repair"` (the default, if any layer
+            can be repaired), `"finetune"`, `"bn"` or `"none"`. `"repair"` ranks by how close the
+            outputs are to the dense ones, and needs no labels.
+        candidates: Number of candidates to evaluate; 100 by default, 400 with another fitness.
+        minutes: Evaluate as many candidates as fit into this time, instead of `candidates`.
+        metric: Importance metric that α scales and κ shifts: `"reconstruction"` (the default with
+            repair), `"squared-norm"` (otherwise; the paper's), `"folded-norm"` or `"taylor"`.
+        explorer: How candidates are proposed: `"surrogate"` (the default with repair),
+            `"evolution"` (otherwise; the paper's), `"cmaes"` or `"random"`.
         seed: Random seed; also selects the held-out images.
         settings: All settings; the arguments above override them.
         loss: `loss(outputs, targets)`, the mean over a batch; cross entropy by default.
@@ -154,20 +172,42 @@ def learn(
             ignore_class_names=ignore_class_names,
         )
         network = as_network(model, input_shape or images.shape, arch)
-        if settings is None and fitness is None:
-            fitness = default_fitness(images.task)
-        overrides = given(flops=targets, fitness=fitness, candidates=candidates, seed=seed)
+        task = task_for(loss, score, images.task, outputs or network.outputs)
+        overrides = given(
+            flops=targets,
+            candidates=candidates,
+            minutes=minutes,
+            metric=metric,
+            explorer=explorer,
+            seed=seed,
+        )
+        if settings is None:
+            planned = planned_search(task, fitness, **overrides)
+        else:
+            planned = [_with_overrides(settings, {**overrides, **given(fitness=fitness)})]
         return learn_network(
             network.copied,
             images,
-            _with_overrides(settings or Search(), overrides),
+            planned,
             path,
             resume=resume,
             force=force,
-            task=task_for(loss, score, images.task, outputs or network.outputs),
+            task=task,
             device=device,
             progress=reporting(progress),
         ).ranking
+
+
+def planned_search(task: Task, fitness: str | None, **overrides: Any) -> list[Search]:
+    """The settings of a search and, if the fitness is not given, those if it does not suit."""
+    candidates = overrides.get("candidates", 1)
+    check_number(candidates, "--candidates", whole=True)
+    if overrides.get("minutes") is not None and "candidates" in overrides:
+        raise SettingError(
+            "--minutes decides how many candidates there are: leave --candidates out"
+        )
+    names = [fitness] if fitness else [DEFAULT_FITNESS, FALLBACKS[task.needs_reference]]
+    return [search_settings(name, **overrides) for name in names]
 
 
 def _with_overrides(settings: Search, overrides: dict[str, Any]) -> Search:
@@ -182,7 +222,7 @@ def _with_overrides(settings: Search, overrides: dict[str, Any]) -> Search:
 def learn_network(
     open_network: Callable[[], Network],
     images: Images,
-    settings: Search,
+    planned: Sequence[Search],
     out: Path,
     *,
     resume: bool = False,
@@ -196,21 +236,25 @@ def learn_network(
 ) -> LearnResult:
     """Search, and write the ranking and its history.
 
-    `open_network` is called once `out` has been checked. `cluster` is the address of a Dask
-    scheduler; `all_workers` uses all of its workers, whatever their number in the settings; `task`
-    is what the data implies unless given.
+    `open_network` is called once `out` has been checked. `planned` are the settings and, if there
+    are two, those to use if no layer of the network can be repaired. `cluster` is the address of a
+    Dask scheduler; `all_workers` uses all of its workers, whatever their number in the settings;
+    `task` is what the data implies unless given.
     """
     task = task or images.task
-    settings = with_steps(settings)
+    for settings in planned:
+        check_names(settings)
     previous = check_history(out, resume, force)
     with contextlib.ExitStack() as stack:
         client = None if cluster is None else stack.enter_context(dask_client(cluster))
         if client is not None and all_workers:
-            settings = replace(settings, workers=_cluster_size(client, previous))
+            count = _cluster_size(client, previous)
+            planned = [replace(settings, workers=count) for settings in planned]
+        progress(Status("loading the network"))
+        analysis, settings = _analyzed(open_network(), planned, progress)
         if settings.amp and client is None:
             settings = replace(settings, amp=amp_helps(choose(device), progress))
-        progress(Status("loading the network"))
-        setup = _search_setup(open_network(), images, settings, task, device, progress)
+        setup = _search_setup(analysis, images, settings, task, device, previous, progress)
         progress(Status("measuring the dense network"))
         dense = previous["dense"] if previous and "dense" in previous else None
         header = {**setup.header, "dense": dense or setup.score_dense(client is not None).line()}
@@ -218,14 +262,15 @@ def learn_network(
         book = stack.enter_context(journal(history, HISTORY, header, resume, force))
         for text in opening_messages(setup, header["dense"], len(book.lines), resume):
             progress(Message(text))
-        with interruptible(lambda: f"{len(book.lines)} of {settings.candidates} candidates"):
+        with interruptible(lambda: f"{len(book.lines)} candidates"):
             result = setup.run(
                 book,
                 progress_callback(setup, progress),
                 lambda text: progress(Message(text)),
                 client,
             )
-    seconds = round(sum(line.get("seconds", 0.0) for line in book.lines.values()), 1)
+    lines = book.lines.values()
+    seconds = round(sum(line.get("seconds", 0.0) for line in lines), 1)
     ranking = setup.ranking(result, header["dense"], history.name)
     notes = {**ranking.notes, **given(command=command), "seconds": seconds}
     ranking = replace(ranking, notes=notes)
@@ -237,7 +282,9 @@ def learn_network(
         Score.from_line(notes["dense"]),
         CandidateScore.from_line(notes["identity"]) if "identity" in notes else None,
         CandidateScore.from_line(notes["best"]),
+        len(lines),
         result.cached,
+        sum("measured" in line for line in lines),
         seconds,
     )
 
@@ -257,20 +304,36 @@ def _cluster_size(client: Any, previous: Line | None) -> int:
     return max(1, sum(client.nthreads().values()))
 
 
+def _analyzed(
+    network: Network, planned: Sequence[Search], progress: Report
+) -> tuple[Analysis, Search]:
+    """Analyze the network, and choose the settings that suit it."""
+    progress(Status("grouping channels into units"))
+    network = replace(network, model=in_single_precision(network.model))  # images are float32
+    analysis, settings = analyze(network), planned[0]
+    if settings.fitness == DEFAULT_FITNESS and len(planned) > 1 and not can_repair(analysis):
+        settings = planned[1]
+        text = f"no layer of this network can be repaired: using --fitness {settings.fitness}"
+        progress(Message(text))
+    settings = with_steps(settings)
+    check_settings(analysis, settings)
+    return analysis, settings
+
+
 def _search_setup(
-    network: Network,
+    analysis: Analysis,
     images: Images,
     settings: Search,
     task: Task,
     device: str,
+    previous: Line | None,
     progress: Report,
 ) -> SearchSetup:
-    """Analyze the network, load the images, and check that they match."""
-    progress(Status("grouping channels into units"))
-    network = replace(network, model=in_single_precision(network.model))  # images are float32
-    analysis = analyze(network)
-    check_settings(analysis, settings)
+    """Load the images, check that they match, and measure the filters."""
     progress(Status("loading the images"))
-    data = in_memory_format(network.model, images_for(network, images, settings.seed, task))
-    check_outputs(network.model, data, task)
+    model = analysis.network.model
+    data = in_memory_format(model, images_for(analysis.network, images, settings.seed, task))
+    check_outputs(model, data, task)
+    progress(Status("measuring the filters"))
+    analysis = with_metric(analysis, data, settings, previous)
     return SearchSetup(analysis, data, settings, device, task=task)

@@ -20,7 +20,7 @@ from legr_cli.settings import Repair
 from legr_cli.training.loop import forward
 from legr_cli.training.tasks import in_single_precision
 
-ROWS = 6000  # at most so many for each layer
+ROWS = 3000  # at most so many for each layer
 MEMORY = 1 << 28  # bytes of the dense network's outputs that are kept
 
 

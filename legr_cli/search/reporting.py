@@ -6,18 +6,22 @@ from legr_cli.data.dataset import described, doubts
 from legr_cli.journal import Line
 from legr_cli.progress import Message, Progress, Report, resume_text
 from legr_cli.search.fitness import adaptation
+from legr_cli.search.history import PRICED
 from legr_cli.search.run import SearchProgress
 from legr_cli.search.setup import SearchSetup
+from legr_cli.settings import Search
 from legr_cli.targets import percents
 from legr_cli.training.scores import headline, score_in, shown
 
 
 def progress_callback(setup: SearchSetup, progress: Report) -> Callable[[SearchProgress], None]:
     """A callback that reports a search as progress events."""
-    total, classes = setup.settings.candidates, len(setup.data.classes)
+    classes = len(setup.data.classes)
 
     def on_progress(state: SearchProgress) -> None:
-        best, latest = state.best, state.latest
+        best, latest, total = state.best, state.latest, state.total or setup.settings.candidates
+        if state.done == PRICED and state.recorded < PRICED < total:
+            progress(Message(_price(state.seconds, total, setup.settings)))
         facts = [
             f"best {_scores(best)} (#{best['candidate'] + 1})",
             f"latest {_scores(latest)}",
@@ -38,6 +42,22 @@ def progress_callback(setup: SearchSetup, progress: Report) -> Callable[[SearchP
     return on_progress
 
 
+def _price(seconds: float, total: int, settings: Search) -> str:
+    """What a search will take: `about 6 minutes: 400 candidates of 0.9 s`."""
+    candidates = f"{total:,} candidates of {seconds:.2g} s"
+    if settings.minutes is not None:
+        return f"--minutes {settings.minutes:g} allows {candidates}"
+    left = total * seconds / settings.workers
+    unit = (
+        f"{left:.0f} seconds"
+        if left < 100
+        else f"{left / 60:.0f} minutes"
+        if left < 6000
+        else f"{left / 3600:.1f} hours"
+    )
+    return f"about {unit}: {candidates}; --candidates or --minutes changes that"
+
+
 def _scores(line: Line) -> str:
     """A candidate's score, and its divergence if that is what it is ranked by."""
     divergence = line.get("divergence")
@@ -46,7 +66,7 @@ def _scores(line: Line) -> str:
 
 def opening_messages(setup: SearchSetup, dense: Line, recorded: int, resume: bool) -> list[str]:
     """What is searched and how, and warnings about likely mistakes."""
-    total, classes = setup.settings.candidates, len(setup.data.classes)
+    settings, classes = setup.settings, len(setup.data.classes)
     messages = [
         f"{setup.analysis.network.arch} on {setup.data.feed}: "
         f"{headline(dense)} {shown(dense)} on {dense['images']} validation images, "
@@ -59,10 +79,10 @@ def opening_messages(setup: SearchSetup, dense: Line, recorded: int, resume: boo
             "this is no better than chance: are --data, --normalize, --input and the checkpoint "
             "right?"
         )
-    if recorded == total:
-        messages.append(f"all {total} candidates are in the history: nothing left to evaluate")
-    elif resume:
-        messages.append(resume_text(recorded, total, "candidates"))
+    if recorded == settings.candidates and settings.minutes is None:
+        messages.append(f"all {recorded} candidates are in the history: nothing left to evaluate")
+    elif resume and settings.minutes is None:
+        messages.append(resume_text(recorded, settings.candidates, "candidates"))
     flops, ways = percents(setup.settings.flops), ""
     if adaptation(setup.settings.fitness).ranks_by_divergence:
         ways = ", by how far their outputs are from the dense network's"

@@ -8,7 +8,7 @@ import hashlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +24,10 @@ from legr_cli.ranking import Ranking
 from legr_cli.search.evaluator import Outcome
 from legr_cli.search.evolution import Candidate, Fitness, Genes, Strategy
 from legr_cli.search.fitness import adaptation
+from legr_cli.search.history import PRICED
+from legr_cli.search.objectives import OBJECTIVES, divergences_in, excess
 from legr_cli.search.workers import WorkerPool, is_killed_worker, is_lost_worker
-from legr_cli.settings import Search
+from legr_cli.settings import MANY, Search
 from legr_cli.training.scores import Score, finite_or_none, score_in
 
 RETRIES = 3  # per candidate, if its worker is lost
@@ -52,6 +54,7 @@ class Trial:
     duplicate_of: "Trial | None" = None  # an earlier candidate that keeps the same units
     generation: int = 0  # of the workers that it was submitted to
     failures: int = 0  # how often its worker was lost
+    best: Sequence[float] | None = None  # divergences of the best candidate when it was proposed
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,12 @@ class SearchProgress:
     """Progress of a search."""
 
     done: int  # number of candidates whose fitness is known
+    total: int | None  # number of candidates; None: not known yet, with --minutes
     recorded: int  # number of `done` that were read from the journal
     cached: int  # number of `done` that keep the same units as an earlier candidate
     latest: Line
     best: Line
+    seconds: float  # mean of the candidates that were evaluated so far
 
 
 @dataclass(frozen=True)
@@ -92,11 +97,12 @@ def search(
     run = _SearchRun(analysis, settings, strategy, pool, journal, warn, unreachable)
     recorded = len(journal.lines)
     pending: deque[Trial] = deque()
-    for _ in range(settings.candidates + settings.workers):
+    while pending or not run.all_proposed:
         if pending and (len(pending) == settings.workers or run.all_proposed):
             line = run.finish(pending)
             done = pending.popleft().candidate.number + 1
-            on_progress(SearchProgress(done, min(recorded, done), run.cached, line, run.best))
+            facts = min(recorded, done), run.cached, line, run.best, run.mean_seconds
+            on_progress(SearchProgress(done, run.total, *facts))
         if not run.all_proposed:
             pending.append(run.begin())
     assert strategy.explorer.best is not None
@@ -127,8 +133,23 @@ class _SearchRun:
 
     @property
     def all_proposed(self) -> bool:
-        """Whether every candidate has been proposed."""
-        return self.explorer.asked == self.settings.candidates
+        """Whether every candidate has been proposed that is known to be part of the search."""
+        total = self.total
+        return self.explorer.asked == (PRICED if total is None else total)
+
+    @property
+    def total(self) -> int | None:
+        """The number of candidates; with --minutes, it is recorded once the price is known."""
+        if self.settings.minutes is None:
+            return self.settings.candidates
+        line = self.journal.lines.get(PRICED - 1)
+        return None if line is None else int(line["planned"])
+
+    @property
+    def mean_seconds(self) -> float:
+        """Mean time of the candidates that were evaluated so far."""
+        found = [line["seconds"] for line in self.journal.lines.values() if "seconds" in line]
+        return sum(found) / max(1, len(found))
 
     @property
     def best(self) -> Line:
@@ -161,7 +182,8 @@ class _SearchRun:
         start = time.perf_counter()
         candidate = self.explorer.ask(is_new)
         self.think_seconds += time.perf_counter() - start
-        trial = Trial(candidate, latest)
+        best = None if self.explorer.best is None else divergences_in(self.best)
+        trial = Trial(candidate, latest, best=best)
         line = self.journal.lines.get(candidate.number)
         if line is not None:
             self._check_replay(trial, line)
@@ -186,7 +208,7 @@ class _SearchRun:
                 self._collect(trial)
         line = first.line
         self.cached += line["cached"]
-        fitness = fitness_of(line, adaptation(self.settings.fitness).ranks_by_divergence)
+        fitness = fitness_of(line, self.settings)
         start = time.perf_counter()
         self.explorer.tell(first.candidate, fitness)
         self.think_seconds += time.perf_counter() - start
@@ -238,7 +260,7 @@ class _SearchRun:
         assert trial.plans is not None
         trial.generation = self.pool.generation
         try:
-            trial.future = self.pool.submit(tuple(trial.plans.kept))
+            trial.future = self.pool.submit(tuple(trial.plans.kept), trial.best)
         except Exception as error:
             self._handle_failure(trial, error)
 
@@ -256,9 +278,9 @@ class _SearchRun:
         """Record a trial with its outcome, or that of its duplicate; None: it has no plans."""
         values: dict[str, Any] = self.unreachable
         if isinstance(outcome, list):
-            values = _mean_outcome(outcome)
+            values = _mean_outcome(outcome, trial.best)
         elif outcome is not None:
-            keys = ("accuracy", "score", "figures", "loss", "divergence", "each")
+            keys = ("accuracy", "score", "figures", "loss", "each", *_DIVERGENCE)
             values = {key: outcome[key] for key in keys if key in outcome}
         trial.line = {
             "candidate": trial.candidate.number,
@@ -271,20 +293,39 @@ class _SearchRun:
             **_genes_as_json(trial.candidate.genes),
         }
         self.think_seconds = 0.0
+        if self.settings.minutes is not None and trial.candidate.number == PRICED - 1:
+            trial.line["planned"] = self._planned(trial.line)
         self.journal.add(trial.line)
 
+    def _planned(self, latest: Line) -> int:
+        """The number of candidates that fit into --minutes, from the price of the first."""
+        assert self.settings.minutes is not None
+        first = [*self.journal.lines.values(), latest]
+        seconds = [line["seconds"] for line in first if "seconds" in line] or [1.0]
+        each = max(sum(seconds) / len(seconds), 1e-3) / self.settings.workers
+        return max(PRICED, min(MANY, int(self.settings.minutes * 60 / each)))
 
-def fitness_of(line: Line, by_divergence: bool) -> Fitness:
+
+_DIVERGENCE = ("divergence", "divergences", "measured")  # what a line has of divergences
+
+
+def fitness_of(line: Line, settings: Search) -> Fitness:
     """What the search maximizes, from a candidate's journal line."""
     minus_loss = -math.inf if line["loss"] is None else -line["loss"]
-    if not by_divergence:
+    if not adaptation(settings.fitness).ranks_by_divergence:
         return Fitness(score_in(line), minus_loss)
-    divergence = line.get("divergence")
-    return Fitness(-math.inf if divergence is None else -divergence, minus_loss)
+    divergences = divergences_in(line)
+    if divergences is None or math.inf in divergences:
+        return Fitness(-math.inf, minus_loss)
+    return Fitness(OBJECTIVES[settings.objective](divergences, line), minus_loss)
 
 
-def _mean_outcome(outcomes: list[Outcome]) -> Line:
-    """Mean scores over all FLOPs targets, the score at each, and the total time."""
+def _mean_outcome(outcomes: list[Outcome], best: Sequence[float] | None) -> Line:
+    """Mean scores over all FLOPs targets, the score at each, and the total time.
+
+    A candidate that was rejected early counts at the other targets as worse than the best one by
+    the same factor.
+    """
     scores, count = [outcome.score for outcome in outcomes], len(outcomes)
     mean = Score(
         sum(score.value for score in scores) / count,
@@ -294,8 +335,13 @@ def _mean_outcome(outcomes: list[Outcome]) -> Line:
     )
     line = {key: value for key, value in mean.line().items() if key != "images"}
     divergences = [o.divergence for o in outcomes if o.divergence is not None]
+    if divergences and best is not None and len(divergences) < len(best):
+        line["measured"], factor = len(divergences), excess(divergences, best)
+        divergences += [divergence * factor for divergence in best[len(divergences) :]]
     if divergences:
         line["divergence"] = finite_or_none(sum(divergences) / len(divergences))
+    if len(divergences) > 1:
+        line["divergences"] = list(map(finite_or_none, divergences))
     if count > 1:
         line["each"] = [score.value for score in scores]
     for part in ("seconds", "adapt_seconds", "measure_seconds"):

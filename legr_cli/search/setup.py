@@ -13,17 +13,29 @@ import numpy as np
 import torch
 
 from legr_cli.channels.part import part_or_whole
+from legr_cli.channels.switches import evaluating
 from legr_cli.data.batches import Serving, in_order
 from legr_cli.data.dataset import Data, Part
 from legr_cli.errors import ModelError, SettingError
 from legr_cli.journal import Journal, Line
 from legr_cli.models.network import own_copy
 from legr_cli.pruning import Analysis, plans
-from legr_cli.ranking import Ranking, identity
+from legr_cli.ranking import (
+    Ranking,
+    Row,
+    check_metric,
+    check_ranking,
+    collect_filters,
+    filters_of,
+    identity,
+)
+from legr_cli.repairs.layers import why_not_repairable
+from legr_cli.repairs.repair import reaching
 from legr_cli.search.evaluator import CandidateEvaluator, Job, Protocol, to_bytes
 from legr_cli.search.evolution import Strategy
-from legr_cli.search.explorers import EXPLORERS
+from legr_cli.search.explorers import EXPLORERS, check_explorer
 from legr_cli.search.fitness import adaptation
+from legr_cli.search.objectives import check_objective
 from legr_cli.search.reference import DenseOutputs
 from legr_cli.search.run import UNREACHABLE, SearchProgress, SearchResult, search
 from legr_cli.search.workers import WorkerPool, in_process, on_cluster, processes
@@ -35,6 +47,8 @@ from legr_cli.training.scores import WORST, Score
 from legr_cli.training.tasks import CLASSIFICATION, Task, with_targets
 from legr_cli.version import __version__
 
+METRIC_IMAGES = 256  # that a metric of images is measured on
+
 
 @dataclass(frozen=True)
 class SearchSetup:
@@ -45,7 +59,7 @@ class SearchSetup:
     settings: Search
     device: str
     method: str = "legr"
-    explorer: str = "evolution"
+    explorer: str | None = None  # of `EXPLORERS`, if it is not the one of the settings
     task: Task = CLASSIFICATION
 
     @property
@@ -53,12 +67,20 @@ class SearchSetup:
         """The first line of the journal; identifies the search."""
         method = {} if self.method == "legr" else {"method": self.method}
         settings = _search_as_json(self.settings)
-        return {**method, **run_description(self.analysis, self.data, settings), **self.task.record}
+        about = run_description(self.analysis, self.data, settings)
+        return {**method, **about, **self.task.record, **self._metric_values}
+
+    @property
+    def _metric_values(self) -> Line:
+        """The values of a metric of images, so that a resumed search need not measure again."""
+        rows = identity(self.analysis.filters).rows
+        values = {row.name: row.values for row in rows if row.values is not None}
+        return {"metric_values": values} if values else {}
 
     @property
     def strategy(self) -> Strategy:
         """A new explorer that proposes the candidates."""
-        return EXPLORERS[self.explorer](self.analysis, self.settings)
+        return EXPLORERS[self.explorer or self.settings.explorer](self.analysis, self.settings)
 
     @property
     def protocol(self) -> Protocol:
@@ -170,6 +192,35 @@ class SearchSetup:
         return replace(result.ranking, method=self.method, notes=notes)
 
 
+def with_metric(
+    analysis: Analysis, data: Data, settings: Search, known: Line | None = None
+) -> Analysis:
+    """The analysis with the filters measured by the metric of a search.
+
+    A metric of images takes unaugmented training images; `known` is the header of the journal that
+    has its values already.
+    """
+    metric, filters = settings.metric, analysis.filters
+    if metric == filters.metric:
+        return analysis
+    stored = (known or {}).get("metric_values")
+    if stored is not None:
+        ranking = Ranking(
+            tuple(Row(name, len(v), values=tuple(v)) for name, v in stored.items()), metric=metric
+        )
+        check_ranking(ranking, replace(filters, metric=metric))
+        return replace(analysis, filters=filters_of(ranking, filters, analysis.units))
+    chosen = np.random.default_rng(settings.seed).permutation(len(data.train))[:METRIC_IMAGES]
+    serving = Serving(data.feed, 64, torch.device("cpu"))
+    with evaluating(analysis.units.source.model):
+        batches = [
+            reaching(analysis.units, images.contiguous())
+            for images, _ in in_order(data.train.pick(chosen), serving)
+        ]
+        measured = collect_filters(analysis.units, metric, analysis.cost, batches)
+    return replace(analysis, filters=measured)
+
+
 def run_description(analysis: Analysis, data: Data, settings: Line) -> Line:
     """The part of a journal's header that identifies network, settings and data."""
     network = analysis.network
@@ -207,9 +258,22 @@ def provenance(analysis: Analysis, data: Data, settings: Line, seed: int, dense:
 
 
 def check_settings(analysis: Analysis, settings: Search) -> None:
-    """Raise if a FLOPs target cannot be reached, or the fitness does not suit the network."""
+    """Raise if a name is unknown, a FLOPs target out of reach, or the fitness does not suit."""
+    check_names(settings)
     plans(analysis, identity(analysis.filters), settings.cut)
     check_fitness(analysis, settings.fitness)
+
+
+def check_names(settings: Search) -> None:
+    """Raise unless metric, explorer and objective are entries of their tables, and fit together."""
+    check_metric(settings.metric)
+    check_explorer(settings.explorer)
+    check_objective(settings.objective, adaptation(settings.fitness).ranks_by_divergence)
+
+
+def can_repair(analysis: Analysis) -> bool:
+    """Whether any layer of a network can be repaired."""
+    return set(analysis.units.flow.layers) > set(why_not_repairable(analysis.units))
 
 
 def check_fitness(analysis: Analysis, fitness: str) -> None:
@@ -237,5 +301,6 @@ def _is_identity(line: Line) -> bool:
 
 def _scores(line: Line) -> Line:
     """The scores in a candidate's journal line."""
-    keys = ("candidate", "accuracy", "score", "figures", "each", "loss", "divergence", "flops")
+    scores = ("accuracy", "score", "figures", "each", "loss", "divergence", "divergences")
+    keys = ("candidate", *scores, "flops")
     return {key: line[key] for key in keys if key in line}

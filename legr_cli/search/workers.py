@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from multiprocessing.connection import wait
 from typing import Any
@@ -18,7 +18,7 @@ from legr_cli.search.evaluator import Job, Outcome, Plans, evaluate_candidate
 
 TIMEOUT = 10  # seconds to wait for a cluster to respond
 
-Evaluate = Callable[[Plans], list[Outcome]]
+Evaluate = Callable[[Plans, "Sequence[float] | None"], list[Outcome]]
 # An executor, the function to call in it, and the arguments that come before the plans.
 Workers = tuple[Executor, Callable[..., list[Outcome]], tuple[Any, ...]]
 
@@ -31,11 +31,14 @@ class WorkerPool:
         self._start = start
         self._workers: Workers | None = None
 
-    def submit(self, plans: Plans) -> "Future[list[Outcome]]":
-        """Submit a candidate for evaluation; the first one starts the workers."""
+    def submit(self, plans: Plans, best: Sequence[float] | None = None) -> "Future[list[Outcome]]":
+        """Submit a candidate for evaluation; the first one starts the workers.
+
+        `best` has the divergences of the best candidate so far, to reject much worse ones early.
+        """
         self._workers = self._workers or self._start()
         executor, function, arguments = self._workers
-        return executor.submit(function, *arguments, plans)
+        return executor.submit(function, *arguments, plans, best)
 
     def replace(self, generation: int) -> None:
         """Replace the workers of this generation, unless they have been replaced already."""
@@ -140,11 +143,11 @@ def _exit_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def _evaluate_in_worker(plans: Plans) -> list[Outcome]:
+def _evaluate_in_worker(plans: Plans, best: Sequence[float] | None) -> list[Outcome]:
     """Evaluate a candidate in a worker process."""
     assert _worker is not None
     job, number = _worker
-    return evaluate_candidate(job, plans, number)
+    return evaluate_candidate(job, plans, best, number)
 
 
 @contextlib.contextmanager

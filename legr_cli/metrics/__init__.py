@@ -1,0 +1,1 @@
+"""Importance metrics: how much a filter matters, before α and κ."""

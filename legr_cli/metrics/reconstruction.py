@@ -1,0 +1,213 @@
+"""What the layers that read a unit cannot reconstruct from the units that are still there.
+
+For a layer that reads X with weights W, removing channels and refitting the others to its output by
+least squares costs Wᵢᵀ (H⁻¹ᵢᵢ)⁻¹ Wᵢ, with H the covariance of X, as in Optimal Brain Surgeon. Each
+group of units is taken apart one unit after the other, always the cheapest, with weights and H⁻¹
+updated; a unit's score is what its removal costs at that point, and never less than that of an
+earlier one. Errors of a layer are measured behind the scale of its BatchNorm.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from legr_cli.channels.flow import Layer
+from legr_cli.channels.linear_calls import LayerCalls, LinearCall
+from legr_cli.channels.switches import evaluating, fixed_seed
+from legr_cli.channels.units import Units
+from legr_cli.cost import Cost
+from legr_cli.metrics.norms import norm_scale, squared_norm
+from legr_cli.metrics.sharing import shared_out
+
+ROWS = 8000  # sampled for each layer
+RIDGE = 0.01  # relative to the mean variance of a layer's inputs
+LARGEST = 5000  # unknowns of a layer: beyond, its inputs count as uncorrelated
+STEPS = 64  # a larger group is taken apart in about so many steps for each halving
+
+
+def reconstruction(units: Units, cost: Cost, batches: Sequence[Tensor]) -> dict[str, Tensor]:
+    """For each filter, the logarithm of what its unit's removal costs."""
+    readers = _readers(units, batches)
+    scores = np.full(units.count, np.nan)
+    for group in range(len(cost.sizes)):
+        members = np.flatnonzero(cost.group_of == group)
+        views = [view for reader in readers if (view := reader.view(members)) is not None]
+        if views:
+            _take_apart(members, views, scores)
+    return shared_out(units, cost, _complete(units, scores))
+
+
+def _complete(units: Units, scores: np.ndarray) -> np.ndarray:
+    """Scores by squared norm for units that no layer reads, on the scale of the others."""
+    norms = np.zeros(units.count)
+    for name, values in squared_norm(units).items():
+        unit = units.unit_of(units.flow.layers[name].out)
+        np.add.at(norms, unit[unit >= 0], values.cpu().numpy()[unit >= 0])
+    missing = np.isnan(scores)
+    if missing.all():
+        return norms
+    scale = np.median(scores[~missing]) / max(float(np.median(norms)), 1e-30)
+    return np.where(missing, norms * scale, scores)
+
+
+@dataclass
+class _View:
+    """A reader's weights and inverse covariance as a group is taken apart, by unit."""
+
+    weights: Tensor  # unknowns × outputs
+    inverse: Tensor  # unknowns × unknowns
+    rows: dict[int, Tensor]  # by unit: its unknowns
+
+    def costs(self, alive: np.ndarray) -> np.ndarray:
+        """What removing each of these units costs."""
+        costs = np.zeros(len(alive))
+        by_size: dict[int, list[int]] = {}
+        for place, unit in enumerate(alive.tolist()):
+            if unit in self.rows:
+                by_size.setdefault(len(self.rows[unit]), []).append(place)
+        for places in by_size.values():
+            rows = torch.stack([self.rows[int(alive[place])] for place in places])
+            weights = self.weights[rows]
+            blocks = self.inverse[rows[:, :, None], rows[:, None, :]]
+            costs[places] = (weights * torch.linalg.solve(blocks, weights)).sum((1, 2)).numpy()
+        return costs
+
+    def remove(self, gone: np.ndarray) -> None:
+        """Refit the others to the outputs without these units."""
+        found = [self.rows[unit] for unit in gone.tolist() if unit in self.rows]
+        if not found:
+            return
+        rows = torch.cat(found)
+        right = torch.cat([self.weights[rows], self.inverse[rows]], 1)
+        solved = torch.linalg.solve(self.inverse[rows][:, rows], right)
+        moved, lost = solved.split([self.weights.shape[1], len(self.inverse)], 1)
+        across = self.inverse[:, rows]
+        self.weights -= across @ moved
+        self.inverse -= across @ lost
+        self.weights[rows] = 0
+        self.inverse[rows], self.inverse[:, rows] = 0, 0
+        self.inverse[rows, rows] = 1
+
+
+@dataclass
+class _DiagonalView:
+    """A reader whose inputs count as uncorrelated: each unit costs the variance that it brings."""
+
+    cost_of: dict[int, float]  # by unit
+
+    def costs(self, alive: np.ndarray) -> np.ndarray:
+        """What removing each of these units costs."""
+        return np.array([self.cost_of.get(unit, 0.0) for unit in alive.tolist()])
+
+    def remove(self, gone: np.ndarray) -> None:
+        """Nothing can stand in for a unit."""
+
+
+def _take_apart(
+    members: np.ndarray, views: list[_View | _DiagonalView], scores: np.ndarray
+) -> None:
+    """Score the units of a group in the order in which they are cheapest to remove."""
+    alive, reached = members, 0.0
+    while len(alive):
+        costs = np.sum([view.costs(alive) for view in views], axis=0)
+        order = np.argsort(costs, kind="stable")[: max(1, len(alive) // STEPS)]
+        for place in order.tolist():
+            reached = max(reached * (1 + 1e-9), float(costs[place]))
+            scores[alive[place]] = reached
+        for view in views:
+            view.remove(alive[order])
+        alive = np.delete(alive, order)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A layer, or one group of its channels, with the covariance of its inputs."""
+
+    weights: Tensor  # unknowns × outputs, behind the scale of the norm
+    covariance: Tensor  # unknowns × unknowns, or its diagonal
+    into: np.ndarray  # unit of each input channel
+    out: np.ndarray  # unit of each output channel
+
+    def view(self, members: np.ndarray) -> _View | _DiagonalView | None:
+        """What it reads of these units; None if nothing, or if it goes with them."""
+        read = np.unique(self.into[np.isin(self.into, members)])
+        if not len(read) or np.isin(self.out, members).any():
+            return None
+        rows = {unit: self._rows(unit) for unit in read.tolist()}
+        if self.covariance.ndim == 1:
+            shown = self.weights.square().sum(1) * self.covariance
+            return _DiagonalView({unit: float(shown[own].sum()) for unit, own in rows.items()})
+        diagonal = self.covariance.diagonal()
+        ridge = RIDGE * float(diagonal.mean()) or 1.0  # inputs that are always 0
+        regular = self.covariance + ridge * torch.eye(len(diagonal), dtype=torch.float64)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(regular))
+        return _View(self.weights.clone(), inverse, rows)
+
+    def _rows(self, unit: int) -> Tensor:
+        """The unknowns of a unit; they are ordered by channel."""
+        taps = len(self.weights) // len(self.into)
+        channels = torch.from_numpy(np.flatnonzero(self.into == unit))
+        return (channels[:, None] * taps + torch.arange(taps)).flatten()
+
+
+class _Sums:
+    """Second moments of the rows that a layer reads."""
+
+    def __init__(self, call: LinearCall, matrix: Tensor, images: int) -> None:
+        self.matrix, (groups, unknowns) = matrix, matrix.shape[:2]
+        self.full = unknowns <= LARGEST
+        shape = (groups, unknowns, unknowns) if self.full else (groups, unknowns)
+        self.squares = torch.zeros(shape, dtype=torch.float64)
+        self.total = torch.zeros(groups, unknowns, dtype=torch.float64)
+        self.count = 0
+        available = math.prod(call.row_shape) / len(call.output) * images
+        self.share = min(1.0, ROWS / available)
+
+    def add(self, call: LinearCall, generator: torch.Generator) -> None:
+        """Add a sample of the rows of a call."""
+        count = math.prod(call.row_shape)
+        taken = torch.randperm(count, generator=generator)[: max(1, math.ceil(self.share * count))]
+        rows = call.inputs_at(taken).transpose(0, 1).double()
+        self.squares += rows.mT @ rows if self.full else rows.square().sum(1)
+        self.total += rows.sum(1)
+        self.count += len(taken)
+
+    def covariance(self, group: int) -> Tensor:
+        """The covariance of a group's rows, or its diagonal."""
+        mean = self.total[group] / self.count
+        product = torch.outer(mean, mean) if self.full else mean.square()
+        return self.squares[group] / self.count - product
+
+
+def _readers(units: Units, batches: Sequence[Tensor]) -> list[_Reader]:
+    """All layers that read units, by group of their channels."""
+    sums_of, images = dict[str, _Sums](), sum(map(len, batches))
+    generator = torch.Generator().manual_seed(0)
+
+    def add(layer: Layer, call: LinearCall | str) -> None:
+        if isinstance(call, str):
+            return
+        if layer.name not in sums_of:
+            matrix = call.matrix(layer.weight.detach()).double()
+            sums_of[layer.name] = _Sums(call, matrix, images)
+        sums_of[layer.name].add(call, generator)
+
+    with evaluating(units.source.model), torch.no_grad(), fixed_seed():
+        for batch in batches:
+            LayerCalls(units.flow, add).run(batch)
+    found = []
+    for name, sums in sums_of.items():
+        layer, scale = units.flow.layers[name], norm_scale(units, name)
+        groups = len(sums.matrix)
+        into, out = (units.unit_of(ids).reshape(groups, -1) for ids in (layer.into, layer.out))
+        scales = torch.ones(len(layer.out)) if scale is None else scale
+        scales = scales.double().reshape(groups, -1)
+        for group in range(groups):
+            if (into[group] >= 0).any() and not np.isin(into[group], out[group]).any():
+                weights = sums.matrix[group] * scales[group]
+                found.append(_Reader(weights, sums.covariance(group), into[group], out[group]))
+    return found
