@@ -129,8 +129,9 @@ def test_compared_at_two_shares(weights: Path, tmp_path: Path) -> None:
     assert rows(json.loads(out.read_text())) == rows(found)
     legr("report", out, "--out", tmp_path / "report.html")
     assert "compared at 30% and 60% of the dense FLOPs" in (tmp_path / "report.html").read_text()
-    again = runner.invoke(app, [str(a) for a in ("learn", weights, *NET, "--out", out, "--resume")])
-    assert "--flops was [0.3, 0.6], is now 0.2" in again.stderr
+    plain = ("learn", weights, *NET, "--fitness", "finetune", "--out", out, "--resume")
+    assert "--flops was [0.3, 0.6], is now 0.2;" in fails(*plain)
+    assert "--explorer was evolution, is now surrogate" in fails(*plain[:-5], *plain[-3:])
 
 
 def test_steps_in_half_precision(

@@ -128,9 +128,10 @@ def test_ranks_by_divergence_and_not_by_accuracy() -> None:
     right = {"accuracy": 0.9, "loss": 0.5, "divergence": 0.3}
     lost = {"accuracy": 0.0, "loss": None}  # out of reach
     ranked = [close, right, {**right, "divergence": None}, lost]
-    fitness = [fitness_of(line, by_divergence=True) for line in ranked]
+    fitness = [fitness_of(line, Search(fitness="repair")) for line in ranked]
     assert all(a > b for a, b in itertools.pairwise(fitness))
-    assert fitness_of(right, by_divergence=False) > fitness_of(close, by_divergence=False)
+    by_accuracy = Search(fitness="bn")
+    assert fitness_of(right, by_accuracy) > fitness_of(close, by_accuracy)
 
 
 class Doubled(nn.Conv2d):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from legr_cli.search.evaluator import Outcome, Plans
 from legr_cli.search.explorers import evolution
 from legr_cli.search.history import HISTORY
 from legr_cli.search.run import SearchResult, search
-from legr_cli.search.workers import InProcess, WorkerPool
+from legr_cli.search.workers import Evaluate, InProcess, WorkerPool
 from legr_cli.settings import Search
 from legr_cli.training.scores import Score
 
@@ -52,7 +51,7 @@ def outcome(accuracy: float, loss: float, *seconds: float) -> Outcome:
     return Outcome(Score(accuracy, loss, 10, {"accuracy": accuracy}), *seconds)
 
 
-def reach(cuts: Plans) -> list[Outcome]:
+def reach(cuts: Plans, _: object = None) -> list[Outcome]:
     """Accuracies that depend on the kept units alone."""
     made = []
     for kept in cuts:
@@ -61,9 +60,7 @@ def reach(cuts: Plans) -> list[Outcome]:
     return made
 
 
-def worker_pool(
-    call: Callable[[Plans], list[Outcome]] = reach, executor: Executor | None = None
-) -> WorkerPool:
+def worker_pool(call: Evaluate = reach, executor: Executor | None = None) -> WorkerPool:
     return WorkerPool(lambda: (executor or InProcess(), call, ()))
 
 
@@ -92,7 +89,9 @@ def test_same_answer_whatever_finishes_first(analysis: Analysis, tmp_path: Path)
     for seed in range(3):
         rng, lock, running, most = np.random.default_rng(seed), threading.Lock(), [0], [0]
 
-        def late(cuts: Plans, rng=rng, lock=lock, running=running, most=most) -> list[Outcome]:
+        def late(
+            cuts: Plans, _: object, rng=rng, lock=lock, running=running, most=most
+        ) -> list[Outcome]:
             with lock:
                 delay = rng.random() / 10
                 running[0] += 1
@@ -129,7 +128,7 @@ def test_a_candidate_sees_only_results_up_to_w_before_it(
 def test_a_plan_is_not_tried_twice(analysis: Analysis, tmp_path: Path) -> None:
     tried: list[str] = []
 
-    def note(cuts: Plans) -> list[Outcome]:
+    def note(cuts: Plans, _: object) -> list[Outcome]:
         tried.append(str([kept.tolist() for kept in cuts]))
         return reach(cuts)
 
@@ -154,7 +153,7 @@ def test_several_shares_count_alike(analysis: Analysis, tmp_path: Path) -> None:
     settings = replace(SETTINGS, flops=(0.5, 0.8), candidates=30)
     seen: list[list[int]] = []
 
-    def note(cuts: Plans) -> list[Outcome]:
+    def note(cuts: Plans, _: object) -> list[Outcome]:
         seen.append([int(kept.sum()) for kept in cuts])
         return [outcome(0.2, 1.0, 0.1, 0.05, 0.05), outcome(0.2 + len(seen) / 100, 3.0, 1, 0.5, 0)]
 
@@ -211,7 +210,7 @@ def test_a_candidate_that_kills_four_workers_ends_the_search(
 
 
 def test_an_error_of_a_candidate_is_not_hidden(analysis: Analysis, tmp_path: Path) -> None:
-    def wrong(cuts: Plans) -> list[Outcome]:
+    def wrong(cuts: Plans, _: object) -> list[Outcome]:
         raise ZeroDivisionError("of the test")
 
     with pytest.raises(SearchError, match="candidate 0 failed: ZeroDivisionError: of the test"):
@@ -219,7 +218,7 @@ def test_an_error_of_a_candidate_is_not_hidden(analysis: Analysis, tmp_path: Pat
 
 
 def test_a_loss_that_is_no_number_ranks_last(analysis: Analysis, tmp_path: Path) -> None:
-    def diverged(cuts: Plans) -> list[Outcome]:
+    def diverged(cuts: Plans, _: object) -> list[Outcome]:
         return [outcome(0.1, float("nan"), 0.1, 0.1, 0.1)]
 
     found = run(analysis, tmp_path / "h.jsonl", worker_pool(diverged))
@@ -243,7 +242,7 @@ def test_a_finished_search_is_not_repeated(analysis: Analysis, tmp_path: Path) -
     path = tmp_path / "h.jsonl"
     wanted = rows(run(analysis, path, worker_pool()))
 
-    def never(cuts: Plans) -> list[Outcome]:
+    def never(cuts: Plans, _: object) -> list[Outcome]:
         raise AssertionError("nothing is left to try")
 
     assert rows(run(analysis, path, worker_pool(never), resume=True)) == wanted
