@@ -20,6 +20,7 @@ from legr_cli.channels.linear_calls import LayerCalls, LinearCall
 from legr_cli.channels.switches import evaluating, fixed_seed
 from legr_cli.channels.units import Units
 from legr_cli.cost import Cost
+from legr_cli.errors import CheckpointError
 from legr_cli.metrics.norms import norm_scale, squared_norm
 from legr_cli.metrics.sharing import shared_out
 
@@ -145,7 +146,8 @@ class _Reader:
         ridge = RIDGE * float(diagonal.mean()) or 1.0  # inputs that are always 0
         regular = self.covariance + ridge * torch.eye(len(diagonal), dtype=torch.float64)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(regular))
-        return _View(self.weights.clone(), inverse, rows)
+        varies = diagonal[:, None] > 1e-9 * diagonal.mean()  # what does not vary costs nothing
+        return _View(torch.where(varies, self.weights, 0.0), inverse, rows)
 
     def _rows(self, unit: int) -> Tensor:
         """The unknowns of a unit; they are ordered by channel."""
@@ -202,12 +204,14 @@ def _readers(units: Units, batches: Sequence[Tensor]) -> list[_Reader]:
     found = []
     for name, sums in sums_of.items():
         layer, scale = units.flow.layers[name], norm_scale(units, name)
+        if not torch.isfinite(sums.total).all():
+            raise CheckpointError(f"layer '{name}' reads NaN or infinite values on these images")
         groups = len(sums.matrix)
         into, out = (units.unit_of(ids).reshape(groups, -1) for ids in (layer.into, layer.out))
         scales = torch.ones(len(layer.out)) if scale is None else scale
         scales = scales.double().reshape(groups, -1)
         for group in range(groups):
-            if (into[group] >= 0).any() and not np.isin(into[group], out[group]).any():
+            if (into[group] >= 0).any() and not set(into[group]) & set(out[group]) - {-1}:
                 weights = sums.matrix[group] * scales[group]
                 found.append(_Reader(weights, sums.covariance(group), into[group], out[group]))
     return found
