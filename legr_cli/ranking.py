@@ -190,11 +190,20 @@ def level(filters: Filters, group_of: np.ndarray) -> dict[str, np.ndarray]:
     distance = np.ptp(quantiles(1 / deviation), axis=1)
     distance = np.where(distance > MIN_SPREAD, distance, 1.0)
     alpha = np.bincount(filters.layer) / np.bincount(filters.layer, distance[groups]) / deviation
-    # κ: the mean of both quantiles becomes zero; `layers` counts a unit's filters by layer.
-    layers = np.zeros((len(count), len(deviation)))
+    # κ: the mean of both quantiles becomes zero.
+    return {
+        "alpha": alpha,
+        "kappa": solve_shifts(filters, group_of, -quantiles(alpha).mean(axis=1)),
+    }
+
+
+def solve_shifts(filters: Filters, group_of: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    """κ of each layer that shifts the units of each group, by least squares."""
+    count, groups = np.bincount(group_of), group_of[filters.unit]
+    layers = np.zeros((len(count), len(filters.names)))  # filters of a unit, by layer
     np.add.at(layers, (groups, filters.layer), 1 / count[groups])
-    kappa, *_ = np.linalg.lstsq(layers, -quantiles(alpha).mean(axis=1), rcond=None)
-    return {"alpha": alpha, "kappa": kappa}
+    kappa, *_ = np.linalg.lstsq(layers, shift, rcond=None)
+    return kappa
 
 
 def importance(filters: Filters, ranking: Ranking) -> np.ndarray:
@@ -307,6 +316,9 @@ def check_ranking(ranking: Ranking, filters: Filters) -> None:
     matched = _matched("the ranking", rows, identity(filters), ranking.notes.get("arch"))
     if matched != ranking.rows:
         raise RankingError("the ranking's rows are not in the order of the network's layers")
+    of_images = METRICS[ranking.metric].of_images is not None
+    if of_images and any(not r.scores and len(r.values or ()) != r.filters for r in matched):
+        raise RankingError(f"a row has not one value of the metric {ranking.metric} per filter")
 
 
 def _matched(

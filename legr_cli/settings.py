@@ -213,7 +213,8 @@ class Search:
     sigma: float = 1.0  # step of the random walk in log α; in κ, × the layer's standard deviation
     sigma_end: float = 1.0  # sigma at the last candidate
     # The initial population mutates the identity (α = 1, κ = 0), "level" (the α and κ that cut the
-    # same fraction of every layer), or the fitter of the two ("auto"); or it is drawn at random.
+    # same fraction of every layer), or the fitter of the two ("auto"), or of the identity and what
+    # the divergence with each group halved suggests ("sensitivity"); or it is drawn at random.
     start: str = "auto"
     explorer: str = "evolution"  # how candidates are proposed
     metric: str = "squared-norm"  # the importance metric that α scales and κ shifts
@@ -254,7 +255,7 @@ class Search:
                 f"--population {self.population} is smaller than --sample {self.sample}: "
                 "parents are sampled from the population"
             )
-        check_choice(self, start=("auto", "identity", "level", "random"))
+        check_choice(self, start=("auto", "identity", "level", "sensitivity", "random"))
         for name in ("mutate", "sigma", "sigma_end", "lr"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise SettingError(f"{option(name)} must be positive and finite, got {value}")

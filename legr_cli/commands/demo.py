@@ -30,7 +30,7 @@ class Stage:
 def stages() -> list[Stage]:
     """The whole workflow."""
     train = "--data digits --recipe quick --epochs 12 --resume"
-    search = "--fitness bn --flops 0.3 --candidates 100 --population 32 --sample 8 --resume"
+    search = "--candidates 40 --resume"
     prune = "prune OUT/dense.safetensors --flops 0.2:0.8:0.1 --ranking"
     dense = "--dense OUT/dense.safetensors"
     tune = "--data digits --epochs 2 --teacher OUT/dense.safetensors --resume"

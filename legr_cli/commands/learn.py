@@ -98,7 +98,7 @@ def learn(
             "FACTOR",
             "Do not measure a candidate at further shares once its divergence exceeds the best "
             "one's by this factor; 0 measures all. Only with --fitness repair.",
-            "1.3",
+            "1.15",
         ),
     ] = None,
     population: Annotated[
@@ -134,10 +134,11 @@ def learn(
         str,
         setting(
             _SEARCH,
-            "auto|identity|level|random",
-            "Initial population: mutations of α = 1, κ = 0 (identity), mutations of the α and κ "
-            "that prune every layer by the same share (level), mutations of the fitter of the two "
-            "(auto), or random candidates (random).",
+            "auto|identity|level|sensitivity|random",
+            "Initial population: mutations of α = 1, κ = 0 (identity), of the α and κ that prune "
+            "every layer by the same share (level), of the fitter of the two (auto), of the fitter "
+            "of the identity and what halving each layer alone suggests (sensitivity), or random "
+            "candidates (random).",
         ),
     ] = "auto",
     seed: Annotated[

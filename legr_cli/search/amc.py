@@ -19,7 +19,7 @@ from legr_cli.settings import Search
 METHOD = "amc"
 
 
-def amc(analysis: Analysis, settings: Search) -> Strategy:
+def amc(analysis: Analysis, settings: Search, _start: Genes | None = None) -> Strategy:
     """AMC's search at one target."""
     quantiles = uniform_scores(
         importance(analysis.filters, identity(analysis.filters)), analysis.cost.group_of

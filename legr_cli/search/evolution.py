@@ -16,6 +16,7 @@ from legr_cli.settings import Search
 if TYPE_CHECKING:
     from legr_cli.ranking import Ranking
 
+TWO = ("auto", "level", "sensitivity")  # starts that try a second candidate besides the identity
 MAX_DRAWS = 20  # attempts to draw a candidate that is new
 
 Genes = dict[str, np.ndarray]  # by name, such as alpha and kappa: one number per layer
@@ -109,17 +110,18 @@ class Evolution(Explorer):
         """The genes that the initial population is mutated from.
 
         With `start="auto"`, the fitter of identity and level, once both are known: plain norms
-        (identity) are better if units span many layers, even pruning (level) at low targets.
+        (identity) are better if units span many layers, even pruning (level) at low targets. With
+        `"sensitivity"`, `level` stands for what the sensitivities suggest.
         """
         start = self.settings.start
-        if start == "auto" and len(self.first_two) == 2:
-            start = "identity" if self.first_two[0] >= self.first_two[1] else "level"
-        return self.level if start in ("auto", "level") else self.identity
+        if start in ("auto", "sensitivity") and len(self.first_two) == 2:
+            return self.identity if self.first_two[0] >= self.first_two[1] else self.level
+        return self.level if start in TWO else self.identity
 
     @property
     def fixed(self) -> int:
         """The number of candidates that are given: the identity, and `level` if it may start."""
-        return 2 if self.settings.start in ("auto", "level") else 1
+        return 2 if self.settings.start in TWO else 1
 
     def _draw(self, number: int) -> Candidate:
         """Draw a candidate; the first is the identity, so that the result is at least as good."""

@@ -18,37 +18,39 @@ from legr_cli.search.surrogate import SurrogateEvolution
 from legr_cli.settings import Search
 
 
-def evolution(analysis: Analysis, settings: Search) -> Strategy:
+def evolution(analysis: Analysis, settings: Search, start: Genes | None = None) -> Strategy:
     """LeGR: regularized evolution of α and κ (paper, Algorithm 1)."""
-    return _affine_strategy(analysis, settings, Evolution)
+    return _affine_strategy(analysis, settings, start, Evolution)
 
 
-def random(analysis: Analysis, settings: Search) -> Strategy:
+def random(analysis: Analysis, settings: Search, _start: Genes | None = None) -> Strategy:
     """Random search: evolution that never leaves its initial population."""
     return evolution(analysis, replace(settings, start="random", population=settings.candidates))
 
 
-def surrogate(analysis: Analysis, settings: Search) -> Strategy:
+def surrogate(analysis: Analysis, settings: Search, start: Genes | None = None) -> Strategy:
     """Evolution whose mutations a model screens."""
     features = functools.partial(_widths, analysis, settings)
-    return _affine_strategy(
-        analysis, settings, functools.partial(SurrogateEvolution, features=features)
-    )
+    explorer = functools.partial(SurrogateEvolution, features=features)
+    return _affine_strategy(analysis, settings, start, explorer)
 
 
-def cmaes(analysis: Analysis, settings: Search) -> Strategy:
+def cmaes(analysis: Analysis, settings: Search, start: Genes | None = None) -> Strategy:
     """CMA-ES on (log α, κ)."""
-    return _affine_strategy(analysis, settings, CovarianceAdaptation)
+    return _affine_strategy(analysis, settings, start, CovarianceAdaptation)
 
 
 def _affine_strategy(
-    analysis: Analysis, settings: Search, explorer: Callable[..., Evolution]
+    analysis: Analysis, settings: Search, start: Genes | None, explorer: Callable[..., Evolution]
 ) -> Strategy:
-    """An explorer of α and κ over the metric of the analysis."""
+    """An explorer of α and κ over the metric of the analysis.
+
+    `start` is the second candidate; None: the α and κ that prune every layer by the same share.
+    """
     filters, rng = analysis.filters, np.random.default_rng(settings.seed)
-    leveled = level(filters, analysis.cost.group_of)
+    second = level(filters, analysis.cost.group_of) if start is None else start
     center = centers(filters) if METRICS[filters.metric].is_logarithm else None
-    made = explorer(spread(filters), leveled, settings, rng, center=center)
+    made = explorer(spread(filters), second, settings, rng, center=center)
     return Strategy(made, functools.partial(affine, filters))
 
 
@@ -64,7 +66,7 @@ def _widths(analysis: Analysis, settings: Search, genes: Genes) -> np.ndarray | 
     return np.concatenate([logs.mean(0), np.square(logs).mean(0)])
 
 
-EXPLORERS: dict[str, Callable[[Analysis, Search], Strategy]] = {
+EXPLORERS: dict[str, Callable[[Analysis, Search, Genes | None], Strategy]] = {
     "surrogate": surrogate,
     "evolution": evolution,
     "cmaes": cmaes,

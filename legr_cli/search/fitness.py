@@ -86,7 +86,7 @@ FITNESS = {
             "sample": 8,
             "batch_size": 64,
             "val_images": 500,
-            "reject_above": 1.3,
+            "reject_above": 1.15,
         },
     ),
     "none": Adaptation(None, steps=0),

@@ -242,8 +242,7 @@ def learn_network(
     `task` is what the data implies unless given.
     """
     task = task or images.task
-    for settings in planned:
-        check_names(settings)
+    check_names(planned[0])
     previous = check_history(out, resume, force)
     with contextlib.ExitStack() as stack:
         client = None if cluster is None else stack.enter_context(dask_client(cluster))
@@ -255,6 +254,9 @@ def learn_network(
         if settings.amp and client is None:
             settings = replace(settings, amp=amp_helps(choose(device), progress))
         setup = _search_setup(analysis, images, settings, task, device, previous, progress)
+        setup = setup.with_sensitivities(
+            previous, lambda: progress(Status("measuring the sensitivity of each layer"))
+        )
         progress(Status("measuring the dense network"))
         dense = previous["dense"] if previous and "dense" in previous else None
         header = {**setup.header, "dense": dense or setup.score_dense(client is not None).line()}

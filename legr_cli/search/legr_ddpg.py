@@ -13,7 +13,7 @@ from legr_cli.settings import Search
 BOUND = 2.0  # |log α| ≤ BOUND·σ, and |κ| ≤ BOUND·σ · standard deviation of the layer's importance
 
 
-def legr_ddpg(analysis: Analysis, settings: Search) -> Strategy:
+def legr_ddpg(analysis: Analysis, settings: Search, _start: Genes | None = None) -> Strategy:
     """The search for a ranking, which then serves all targets."""
     to_ranking = functools.partial(affine, analysis.filters)
     return Strategy(AffineExplorer(analysis, settings), to_ranking)

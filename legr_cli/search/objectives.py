@@ -52,5 +52,5 @@ def divergences_in(line: Line) -> list[float] | None:
 def excess(divergences: Sequence[float], best: Sequence[float]) -> float:
     """By which factor divergences exceed those of the best candidate at the same shares."""
     pairs = zip(divergences, best, strict=False)
-    logs = [math.log((d + FLOOR) / (b + FLOOR)) for d, b in pairs]
+    logs = [math.log(max((d + FLOOR) / (b + FLOOR), 1e-30)) for d, b in pairs]
     return math.exp(min(sum(logs) / len(logs), 100.0))

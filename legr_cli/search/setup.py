@@ -38,6 +38,7 @@ from legr_cli.search.fitness import adaptation
 from legr_cli.search.objectives import check_objective
 from legr_cli.search.reference import DenseOutputs
 from legr_cli.search.run import UNREACHABLE, SearchProgress, SearchResult, search
+from legr_cli.search.sensitivity import measure, sensitive
 from legr_cli.search.workers import WorkerPool, in_process, on_cluster, processes
 from legr_cli.settings import Search
 from legr_cli.shapes import shapes_json
@@ -61,6 +62,7 @@ class SearchSetup:
     method: str = "legr"
     explorer: str | None = None  # of `EXPLORERS`, if it is not the one of the settings
     task: Task = CLASSIFICATION
+    sensitivities: tuple[float, ...] = ()  # of each group, for `--start sensitivity`
 
     @property
     def header(self) -> Line:
@@ -68,19 +70,36 @@ class SearchSetup:
         method = {} if self.method == "legr" else {"method": self.method}
         settings = _search_as_json(self.settings)
         about = run_description(self.analysis, self.data, settings)
-        return {**method, **about, **self.task.record, **self._metric_values}
+        return {**method, **about, **self.task.record, **self._measured}
 
     @property
-    def _metric_values(self) -> Line:
-        """The values of a metric of images, so that a resumed search need not measure again."""
+    def _measured(self) -> Line:
+        """What was measured before the search, so that a resumed one need not measure again."""
         rows = identity(self.analysis.filters).rows
         values = {row.name: row.values for row in rows if row.values is not None}
-        return {"metric_values": values} if values else {}
+        measured = {"metric_values": values} if values else {}
+        return measured | ({"sensitivities": self.sensitivities} if self.sensitivities else {})
 
     @property
     def strategy(self) -> Strategy:
         """A new explorer that proposes the candidates."""
-        return EXPLORERS[self.explorer or self.settings.explorer](self.analysis, self.settings)
+        start = sensitive(self.analysis, list(self.sensitivities)) if self.sensitivities else None
+        explorer = EXPLORERS[self.explorer or self.settings.explorer]
+        return explorer(self.analysis, self.settings, start)
+
+    def with_sensitivities(self, known: Line | None, report: Callable[[], None]) -> "SearchSetup":
+        """The setup of a search with `--start sensitivity`: each group is halved and repaired.
+
+        `known` is the header of the journal that has them already.
+        """
+        if self.settings.start != "sensitivity":
+            return self
+        stored = (known or {}).get("sensitivities")
+        if stored is None:
+            report()
+            evaluator = CandidateEvaluator(self.analysis.units, self.protocol)
+            stored = measure(self.analysis, lambda kept: evaluator.evaluate((kept,))[0].divergence)
+        return replace(self, sensitivities=tuple(stored))
 
     @property
     def protocol(self) -> Protocol:
@@ -268,7 +287,10 @@ def check_names(settings: Search) -> None:
     """Raise unless metric, explorer and objective are entries of their tables, and fit together."""
     check_metric(settings.metric)
     check_explorer(settings.explorer)
-    check_objective(settings.objective, adaptation(settings.fitness).ranks_by_divergence)
+    by_divergence = adaptation(settings.fitness).ranks_by_divergence
+    check_objective(settings.objective, by_divergence)
+    if settings.start == "sensitivity" and not by_divergence:
+        raise SettingError("--start sensitivity measures divergences: it needs --fitness repair")
 
 
 def can_repair(analysis: Analysis) -> bool:
