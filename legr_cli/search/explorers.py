@@ -15,7 +15,7 @@ from legr_cli.search.cma import CovarianceAdaptation
 from legr_cli.search.evolution import Evolution, Genes, Strategy
 from legr_cli.search.legr_ddpg import legr_ddpg
 from legr_cli.search.surrogate import SurrogateEvolution
-from legr_cli.settings import Search
+from legr_cli.settings import MANY, Search
 
 
 def evolution(analysis: Analysis, settings: Search, start: Genes | None = None) -> Strategy:
@@ -25,7 +25,8 @@ def evolution(analysis: Analysis, settings: Search, start: Genes | None = None) 
 
 def random(analysis: Analysis, settings: Search, _start: Genes | None = None) -> Strategy:
     """Random search: evolution that never leaves its initial population."""
-    return evolution(analysis, replace(settings, start="random", population=settings.candidates))
+    population = MANY if settings.minutes else settings.candidates
+    return evolution(analysis, replace(settings, start="random", population=population))
 
 
 def surrogate(analysis: Analysis, settings: Search, start: Genes | None = None) -> Strategy:
