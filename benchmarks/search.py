@@ -1,9 +1,10 @@
-"""Which search settings are best? Best fitness after N candidates, by start and mutation size.
+"""Which explorer is best? The best objective after equal seconds, by explorer and seed.
 
-    python benchmarks/search.py resnet20-cifar10.th resnet20 cifar10:DIR OUT [CANDIDATES] [SEED …]
+    python benchmarks/search.py OUT MINUTES "SEED …" "CHECKPOINT;ARCH;DATA;NORMALIZE" …
 
-runs `legr learn` for every variant and seed; searches already finished in OUT are not repeated.
-Images are normalized with ImageNet statistics.
+runs `legr learn` with `--fitness repair` for every network, seed and variant below, MINUTES each,
+and prints the mean logarithm of the divergence (lower is better) at a quarter, half, three quarters
+and the whole of the time. Searches that are finished in OUT are not repeated.
 """
 
 import json
@@ -11,32 +12,52 @@ import subprocess
 import sys
 from pathlib import Path
 
+from legr_cli.search.objectives import OBJECTIVES, divergences_in
+
 VARIANTS = {
-    "identity, σ 1 → 0.2": ("--start", "identity", "--sigma-end", "0.2"),
-    "identity, σ 1": ("--start", "identity", "--sigma-end", "1.0"),
-    "identity, σ 0.5 → 0.2": ("--start", "identity", "--sigma", "0.5", "--sigma-end", "0.2"),
-    "random, σ 1 → 0.2": ("--start", "random", "--sigma-end", "0.2"),
+    "surrogate": ("--explorer", "surrogate"),
+    "evolution": ("--explorer", "evolution"),
+    "cmaes": ("--explorer", "cmaes"),
+    "random": ("--explorer", "random"),
+    "surrogate, start from sensitivities": ("--start", "sensitivity"),
+    "evolution over squared norms": ("--explorer", "evolution", "--metric", "squared-norm"),
+    "surrogate over squared norms": ("--metric", "squared-norm"),
 }
-FITNESS = ("--fitness", "bn", "--val-images", "1000", "--flops", "0.4", "--population", "24")
+MARKS = (0.25, 0.5, 0.75, 1.0)
 
 
-def main(checkpoint: str, arch: str, data: str, out: str, *numbers: str) -> None:
-    """Print a row for each variant and seed, as searches finish."""
-    candidates, *seeds = [int(number) for number in numbers] or [80]
-    marks = [n for n in (1, 10, 20, 40, 80, 160, 320) if n <= candidates]
-    print("variant", "seed", *marks, "evaluated", sep=" | ")
-    for seed in seeds or [0, 1, 2]:
-        for number, (variant, options) in enumerate(VARIANTS.items()):
-            ranking = Path(out, f"{arch}-{number}-{seed}.json")
-            command = ["legr", "learn", checkpoint, "--arch", arch, "--data", data, "--resume"]
-            command += ["--normalize", "imagenet", *FITNESS, *options, "--sample", "8"]
-            command += ["--candidates", str(candidates), "--seed", str(seed), "--out", str(ranking)]
-            subprocess.run(command, check=True, capture_output=True)
-            lines = ranking.with_suffix(".history.jsonl").read_text().splitlines()[1:]
-            candidates_run = [json.loads(line) for line in lines]
-            best = [max(line["accuracy"] for line in candidates_run[:mark]) for mark in marks]
-            evaluated = sum(not line["cached"] for line in candidates_run)
-            print(variant, seed, *(f"{x:.1%}" for x in best), evaluated, sep=" | ", flush=True)
+def main(out: str, minutes: str, seeds: str, *networks: str) -> None:
+    """Print a row for each network, variant and seed, as searches finish."""
+    print("network", "variant", "seed", "candidates", *(f"{m:.0%}" for m in MARKS), sep=" | ")
+    for network in networks:
+        checkpoint, arch, data, normalize = network.split(";")
+        for seed in seeds.split():
+            for name, options in VARIANTS.items():
+                ranking = Path(out, f"{arch}-{name.replace(' ', '-').replace(',', '')}-{seed}.json")
+                command = ["legr", "learn", checkpoint, "--arch", arch, "--data", data, "--resume"]
+                command += ["--normalize", normalize, "--align", "1", "--minutes", minutes]
+                command += [*options, "--seed", seed, "--out", str(ranking)]
+                subprocess.run(command, check=True, capture_output=True)
+                lines, best = reached(ranking.with_suffix(".history.jsonl"), 60 * float(minutes))
+                shown = (f"{value:.3f}" for value in best)
+                print(arch, name, seed, lines, *shown, sep=" | ", flush=True)
+
+
+def reached(history: Path, seconds: float) -> tuple[int, list[float]]:
+    """The number of candidates, and the best objective at each mark of the time."""
+    lines = [json.loads(line) for line in history.read_text().splitlines()[1:]]
+    spent, best = 0.0, [float("inf")] * len(MARKS)
+    for line in sorted(lines, key=lambda line: line["candidate"]):
+        spent += line.get("seconds", 0.0) + line.get("think_seconds", 0.0)
+        divergences = divergences_in(line)
+        if divergences is None or "measured" in line:
+            continue
+        value = -OBJECTIVES["log"](divergences, line)
+        best = [
+            min(b, value) if spent <= mark * seconds or mark == 1.0 else b
+            for b, mark in zip(best, MARKS, strict=True)
+        ]
+    return len(lines), best
 
 
 if __name__ == "__main__":

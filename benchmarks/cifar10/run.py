@@ -7,7 +7,10 @@ legr commands is run (and a57.py for the stage a57). Finished stages are skipped
 ones resume, because searches, trainings and comparisons have journals. Stages that do not depend on
 each other can run side by side, with one thread each (OMP_NUM_THREADS=1):
 
-    resnet20-0, resnet20-1, resnet20-2     LeGR, uniform and norm at seven budgets, one seed each
+    seven20-0 … seven20-2, seven56-0, -1   LeGR with the defaults of `legr learn`, norm, uniform,
+                                           Taylor and AMC, all repaired and taught alike
+    long                                   ResNet-56 at 47 %, repaired, 20 epochs with a teacher
+    resnet20-0, resnet20-1, resnet20-2     without repair: LeGR, uniform and norm at seven budgets
     zeta20 … zeta80, zeta20-80             rankings learned at one budget or two, used at all
     tau, candidates                        what a fitness predicts; what more candidates gain
     resnet56 → taught                      47 % and 20 %; then with the dense network as teacher
@@ -103,6 +106,32 @@ def resnet20(seed: int, experiment: Experiment) -> None:
     methods = ("--methods", "uniform,norm,legr", *EXACT, "--seed", seed)
     search = ("--search-flops", "0.2,0.4", *SEARCH, 40, "--candidates", 60)
     experiment.compare(f"resnet20/seed{seed}", "resnet20", *methods, *search, *TUNE, "--epochs", 1)
+
+
+def seven(arch: str, budgets: str, seed: int, experiment: Experiment) -> None:
+    """LeGR with the defaults of `learn`, and other methods, all repaired and taught alike."""
+    common = ("--flops", budgets, *EXACT, "--repair", 512, "--teacher", "--epochs", 1, "--amp")
+    common = (*common, "--candidates", 100, "--seed", seed)
+    others = ("--methods", "norm,uniform,taylor,amc", *common, "--fitness", "repair")
+    rounds = ("--val-images", 500, "--round-units", 8, "--round-steps", 40)
+    folder = f"seven/{arch}/seed{seed}"
+    experiment.compare(f"{folder}/others", arch, *others, *rounds)
+    experiment.compare(f"{folder}/legr", arch, "--methods", "legr", *common, "--batch-size", 64)
+
+
+def long(experiment: Experiment) -> None:
+    """ResNet-56 at 47 %: learned and repaired with the defaults, 20 epochs with a teacher."""
+    folder, arch = experiment.folder("long"), "resnet56"
+    ranking = experiment.learn(folder / "ranking.json", arch, *EXACT)
+    net = experiment.prune(arch, ranking, 0.47, folder / "resnet56-47.safetensors")
+    dense, repaired = experiment.dense(arch)[0], net.with_name("repaired.safetensors")
+    if not repaired.exists():
+        options = ("--dense", dense, *experiment.data, "--images", 512, "--out", repaired)
+        experiment.legr("repair", net, *options)
+    out = folder / "tuned.safetensors"
+    tune = ("--teacher", dense, "--epochs", 20, "--lr", 0.02, "--amp", "--all-images", "--resume")
+    tuned = (*experiment.data, *tune, "--out", out)
+    experiment.legr("finetune", repaired, *tuned, result=out.with_suffix(".json"))
 
 
 def zeta(name: str, experiment: Experiment) -> None:
@@ -285,6 +314,11 @@ def _candidates(ranking: Path, numbers: Iterable[int], folder: Path) -> list[Pat
 
 STAGES: dict[str, Callable[[Experiment], None]] = {
     **{f"resnet20-{seed}": partial(resnet20, seed) for seed in range(3)},
+    **{f"seven20-{seed}": partial(seven, "resnet20", BUDGETS, seed) for seed in range(3)},
+    **{
+        f"seven56-{seed}": partial(seven, "resnet56", "0.2,0.3,0.47,0.7", seed) for seed in range(2)
+    },
+    "long": long,
     "repaired20": partial(repaired, "resnet20", "0.3,0.5", "0.3,0.5", 30),
     "repaired56": partial(repaired, "resnet56", "0.2,0.47", "0.2,0.3,0.47", 47),
     **{f"zeta{name}": partial(zeta, name) for name in ("20", "40", "60", "80", "20-80")},

@@ -51,6 +51,26 @@ def resnet20(raw: Path) -> str:
     return tables.page(seeds20(raw))
 
 
+def seven(raw: Path) -> str:
+    """Repaired, and after one epoch with the teacher: every method at every budget."""
+    parts = []
+    for arch, name in repair_results.NAMES.items():
+        files = sorted((raw / "seven" / arch).glob("seed*/*/compare.json"))
+        if not files:
+            continue
+        rows = tables.read(*files)["rows"]
+        order = {method: i for i, method in enumerate(ORDER)}
+        rows.sort(key=lambda row: (order[row["method"]], row["seed"]))
+        seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in rows}))
+        for key, stage in (("before", "repaired, no training"), ("accuracy", "after one epoch")):
+            lines = tables.accuracy(rows, key)
+            parts.append("\n".join([f"{name}, {stage} (seeds {seeds}):", "", *lines]))
+    return "\n\n".join(parts)
+
+
+ORDER = ("legr", "norm", "uniform", "amc", "taylor")  # of the methods in `seven`
+
+
 def resnet56(raw: Path) -> str:
     """ResNet-56 at two budgets: accuracy before and after, seconds of every stage."""
     data = tables.read(raw / "resnet56/compare.json")
@@ -352,7 +372,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     f"cifar10 {part.__name__}": part
     for part in (
         *(resnet20, resnet56, best, zeta, tau, spread, candidates, latency, repaired),  # docs/lab/
-        *(headline, budgets, deep, cost, speed, teacher),  # docs/results.md
+        *(seven, headline, budgets, deep, cost, speed, teacher),  # docs/results.md
     )
 }
 

@@ -24,7 +24,8 @@ from legr_cli.errors import CheckpointError
 from legr_cli.metrics.norms import norm_scale, squared_norm
 from legr_cli.metrics.sharing import shared_out
 
-ROWS = 8000  # sampled for each layer
+ROWS, LEAST_ROWS = 8000, 5000  # sampled for each layer …
+ROWS_EACH = 20  # … and for each unknown, within these limits
 RIDGE = 0.01  # relative to the mean variance of a layer's inputs
 LARGEST = 5000  # unknowns of a layer: beyond, its inputs count as uncorrelated
 STEPS = 64  # a larger group is taken apart in about so many steps for each halving
@@ -61,7 +62,8 @@ class _View:
 
     weights: Tensor  # unknowns × outputs
     inverse: Tensor  # unknowns × unknowns
-    rows: dict[int, Tensor]  # by unit: its unknowns
+    rows: dict[int, Tensor]  # by unit that is left: its unknowns
+    removed: int = 0  # unknowns that are gone, and still take space
 
     def costs(self, alive: np.ndarray) -> np.ndarray:
         """What removing each of these units costs."""
@@ -91,7 +93,20 @@ class _View:
         self.inverse -= across @ lost
         self.weights[rows] = 0
         self.inverse[rows], self.inverse[:, rows] = 0, 0
-        self.inverse[rows, rows] = 1
+        for unit in gone.tolist():
+            self.rows.pop(unit, None)
+        self.removed += len(rows)
+        if 2 * self.removed > len(self.weights):
+            self._compact()
+
+    def _compact(self) -> None:
+        """Drop the unknowns that are gone, which are all zero."""
+        left = self.inverse.diagonal().nonzero().flatten()
+        place = torch.full((len(self.inverse),), -1)
+        place[left] = torch.arange(len(left))
+        self.weights, self.inverse = self.weights[left], self.inverse[left][:, left]
+        self.rows = {unit: place[rows] for unit, rows in self.rows.items()}
+        self.removed = 0
 
 
 @dataclass
@@ -167,12 +182,15 @@ class _Sums:
         self.total = torch.zeros(groups, unknowns, dtype=torch.float64)
         self.count = 0
         available = math.prod(call.row_shape) / len(call.output) * images
-        self.share = min(1.0, ROWS / available)
+        self.share = min(1.0, min(ROWS, max(LEAST_ROWS, ROWS_EACH * unknowns)) / available)
 
     def add(self, call: LinearCall, generator: torch.Generator) -> None:
         """Add a sample of the rows of a call."""
         count = math.prod(call.row_shape)
-        taken = torch.randperm(count, generator=generator)[: max(1, math.ceil(self.share * count))]
+        wanted = max(1, math.ceil(self.share * count))
+        taken = (
+            torch.randperm(count, generator=generator)[:wanted].sort().values
+        )  # near ones cached
         rows = call.inputs_at(taken).transpose(0, 1).double()
         self.squares += rows.mT @ rows if self.full else rows.square().sum(1)
         self.total += rows.sum(1)
@@ -191,7 +209,7 @@ def _readers(units: Units, batches: Sequence[Tensor]) -> list[_Reader]:
     generator = torch.Generator().manual_seed(0)
 
     def add(layer: Layer, call: LinearCall | str) -> None:
-        if isinstance(call, str):
+        if isinstance(call, str) or not any(_reads(*pair) for pair in _groups(units, layer)):
             return
         if layer.name not in sums_of:
             matrix = call.matrix(layer.weight.detach()).double()
@@ -206,12 +224,23 @@ def _readers(units: Units, batches: Sequence[Tensor]) -> list[_Reader]:
         layer, scale = units.flow.layers[name], norm_scale(units, name)
         if not torch.isfinite(sums.total).all():
             raise CheckpointError(f"layer '{name}' reads NaN or infinite values on these images")
-        groups = len(sums.matrix)
-        into, out = (units.unit_of(ids).reshape(groups, -1) for ids in (layer.into, layer.out))
         scales = torch.ones(len(layer.out)) if scale is None else scale
-        scales = scales.double().reshape(groups, -1)
-        for group in range(groups):
-            if (into[group] >= 0).any() and not set(into[group]) & set(out[group]) - {-1}:
+        scales = scales.double().reshape(len(sums.matrix), -1)
+        for group, (into, out) in enumerate(_groups(units, layer)):
+            if _reads(into, out):
                 weights = sums.matrix[group] * scales[group]
-                found.append(_Reader(weights, sums.covariance(group), into[group], out[group]))
+                found.append(_Reader(weights, sums.covariance(group), into, out))
     return found
+
+
+def _groups(units: Units, layer: Layer) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The units of the input and output channels of each group of a layer's channels."""
+    into, out = (
+        units.unit_of(ids).reshape(layer.axes.groups, -1) for ids in (layer.into, layer.out)
+    )
+    return list(zip(into, out, strict=True))
+
+
+def _reads(into: np.ndarray, out: np.ndarray) -> bool:
+    """Whether outputs stay when inputs go: of a depthwise convolution, they go together."""
+    return bool((into >= 0).any()) and not set(into.tolist()) & set(out.tolist()) - {-1}
