@@ -361,7 +361,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "mutate": (("--mutate", "1.5"), "--mutate is a fraction"),
     "sigma": (("--sigma", "nan"), "--sigma must be positive"),
     "fitness": (("--fitness", "loss"), "--fitness must be finetune or bn or repair or none"),
-    "start": (("--start", "zero"), "--start must be auto or identity or level or random"),
+    "start": (("--start", "zero"), "--start must be auto or identity or level or sensitivity"),
     "device": (("--device", "toaster"), "--device toaster: expected auto"),
     "no such gpu": (("--device", "cuda:9"), "--device cuda:9: torch finds"),
     "out": (("--out", "ranking.txt"), "ends in .json"),
@@ -375,6 +375,28 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "a long folder": (("--data", "folder:" + "x" * 300), "File name too long"),
     "nobody's home": (("--data", "folder:~nobody-at-all/x"), "--data folder:~nobody-at-all/x: "),
     "no cluster": (("--cluster", ""), "does not respond"),
+    "metric": (
+        ("--metric", "size"),
+        "--metric size: expected squared-norm, folded-norm, taylor, reconstruction",
+    ),
+    "explorer": (
+        ("--explorer", "amc"),
+        "--explorer amc: expected surrogate, evolution, cmaes, random",
+    ),
+    "objective": (("--objective", "sum"), "--objective sum: expected mean, log, score"),
+    "no divergences": (("--objective", "log"), "which only --fitness repair measures: use mean"),
+    "a falling range": (("--flops", "0.8:0.2"), "--flops 0.8:0.2: a range goes up from FROM to TO"),
+    "an empty range": (("--flops", "0.4:0.4"), "--flops 0.4:0.4: a range goes up from FROM to TO"),
+    "minutes and candidates": (
+        ("--minutes", "1", "--candidates", "9"),
+        "--minutes decides how many candidates there are: leave --candidates out",
+    ),
+    "no minutes": (("--minutes", "0"), "--minutes must be at least 0.01, got 0"),
+    "minutes and sigma": (
+        ("--minutes", "1", "--sigma-end", "0.2"),
+        "--sigma-end needs --candidates",
+    ),
+    "reject": (("--reject-above", "0.9"), "--reject-above must be over 1, or 0 to measure all"),
     "val images": (("--val-images", "0"), "--val-images must be at least 1"),
 }
 
