@@ -16,8 +16,9 @@ from legr_cli.pruning import resolve_ranking
 from legr_cli.ranking import Ranking
 from legr_cli.search.fitness import adaptation, search_settings, with_steps
 from legr_cli.search.history import HISTORY, history_of
+from legr_cli.search.measured import with_metric
 from legr_cli.search.run import SearchProgress
-from legr_cli.search.setup import SearchSetup, with_metric
+from legr_cli.search.setup import SearchSetup
 from legr_cli.settings import Compare, Search, given
 from legr_cli.targets import Target, falling, percents, spanning
 from legr_cli.training.scores import shown

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 from legr_cli.errors import SearchError
-from legr_cli.journal import JournalFormat, Line, is_loss, is_score, is_scored
+from legr_cli.journal import JournalFormat, Line, is_accuracy, is_loss, is_score, is_scored
 
 PRICED = 3  # candidates after which the price of a search is known
 
@@ -20,7 +20,15 @@ def history_of(ranking: Path) -> Path:
 
 def _is_header(line: Line) -> bool:
     """Whether a header is valid."""
-    return "dense" not in line or is_score(line["dense"])
+    values = line.get("metric_values", {})
+    lists = [*values.values()] if isinstance(values, dict) else [None]
+    lists.append(line.get("sensitivities", []))
+    return all(map(_are_numbers, lists)) and ("dense" not in line or is_score(line["dense"]))
+
+
+def _are_numbers(values: object) -> bool:
+    """Whether this is a list of finite numbers."""
+    return isinstance(values, list) and all(map(is_accuracy, values))
 
 
 def _is_sound(line: Line, settings: Line) -> bool:

@@ -19,13 +19,13 @@ from legr_cli.pruning import Analysis, analyze
 from legr_cli.ranking import Ranking, write_ranking
 from legr_cli.search.fitness import DEFAULT_FITNESS, FALLBACKS, search_settings, with_steps
 from legr_cli.search.history import HISTORY, history_of
+from legr_cli.search.measured import with_metric
 from legr_cli.search.reporting import opening_messages, progress_callback
 from legr_cli.search.setup import (
     SearchSetup,
     can_repair,
     check_names,
     check_settings,
-    with_metric,
 )
 from legr_cli.search.workers import dask_client
 from legr_cli.settings import Pictures, Search, given

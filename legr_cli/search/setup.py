@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from legr_cli.channels.part import part_or_whole
-from legr_cli.channels.switches import evaluating
 from legr_cli.data.batches import Serving, in_order
 from legr_cli.data.dataset import Data, Part
 from legr_cli.errors import ModelError, SettingError
@@ -22,15 +21,10 @@ from legr_cli.models.network import own_copy
 from legr_cli.pruning import Analysis, plans
 from legr_cli.ranking import (
     Ranking,
-    Row,
     check_metric,
-    check_ranking,
-    collect_filters,
-    filters_of,
     identity,
 )
 from legr_cli.repairs.layers import why_not_repairable
-from legr_cli.repairs.repair import reaching
 from legr_cli.search.evaluator import CandidateEvaluator, Job, Protocol, to_bytes
 from legr_cli.search.evolution import Strategy
 from legr_cli.search.explorers import EXPLORERS, check_explorer
@@ -47,8 +41,6 @@ from legr_cli.training.loop import evaluate, has_running_stats
 from legr_cli.training.scores import WORST, Score
 from legr_cli.training.tasks import CLASSIFICATION, Task, with_targets
 from legr_cli.version import __version__
-
-METRIC_IMAGES = 256  # that a metric of images is measured on
 
 
 @dataclass(frozen=True)
@@ -209,35 +201,6 @@ class SearchSetup:
             },
         }
         return replace(result.ranking, method=self.method, notes=notes)
-
-
-def with_metric(
-    analysis: Analysis, data: Data, settings: Search, known: Line | None = None
-) -> Analysis:
-    """The analysis with the filters measured by the metric of a search.
-
-    A metric of images takes unaugmented training images; `known` is the header of the journal that
-    has its values already.
-    """
-    metric, filters = settings.metric, analysis.filters
-    if metric == filters.metric:
-        return analysis
-    stored = (known or {}).get("metric_values")
-    if stored is not None:
-        ranking = Ranking(
-            tuple(Row(name, len(v), values=tuple(v)) for name, v in stored.items()), metric=metric
-        )
-        check_ranking(ranking, replace(filters, metric=metric))
-        return replace(analysis, filters=filters_of(ranking, filters, analysis.units))
-    chosen = np.random.default_rng(settings.seed).permutation(len(data.train))[:METRIC_IMAGES]
-    serving = Serving(data.feed, 64, torch.device("cpu"))
-    with evaluating(analysis.units.source.model):
-        batches = [
-            reaching(analysis.units, images.contiguous())
-            for images, _ in in_order(data.train.pick(chosen), serving)
-        ]
-        measured = collect_filters(analysis.units, metric, analysis.cost, batches)
-    return replace(analysis, filters=measured)
 
 
 def run_description(analysis: Analysis, data: Data, settings: Line) -> Line:
