@@ -203,7 +203,7 @@ class Repair:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Settings of the search for a ranking (Algorithm 1 of the paper)."""
+    """Settings of the search for a ranking; the defaults are those of the paper's Algorithm 1."""
 
     flops: tuple[float, ...] = (0.2,)  # ζ̂: fractions of the FLOPs at which candidates are compared
     candidates: int = 400  # E: candidates to evaluate
@@ -263,6 +263,8 @@ class Search:
             raise SettingError(
                 f"--reject-above must be over 1, or 0 to measure all, got {self.reject_above}"
             )
+        if self.reject_above and self.objective != "log":
+            raise SettingError("--reject-above compares logarithms: it needs --objective log")
         if self.minutes is not None:
             check_within(self, minutes=(0.01, MANY))
             if self.sigma_end != self.sigma:
@@ -352,10 +354,10 @@ class Compare:
     min_keep: float = 0.1
     repair: int = 0  # images to repair every network with before fine-tuning; 0: no repair
     teacher: bool = False  # whether the dense network is the teacher in fine-tuning
-    search_flops: tuple[float, ...] = ()  # FLOPs at which rankings are learned; (): lowest target
+    search_flops: tuple[float, ...] = ()  # at which rankings are learned; (): what the targets span
     candidates: int | None = None  # per search; for AMC, episodes per target
     sigma: float = 1.0  # step of the random walk, in all searches but AMC's
-    fitness: str | None = None  # None: finetune; repair for images without labels
+    fitness: str | None = None  # None: repair, where the network can be repaired
     steps: int | None = None
     lr: float = 0.01  # learning rate of the candidates' steps and of MorphNet
     batch_size: int = 128

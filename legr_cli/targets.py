@@ -125,5 +125,6 @@ def falling(targets: Iterable[Target]) -> list[Target]:
 
 
 def percents(shares: Iterable[float]) -> str:
-    """`20% and 40%`."""
-    return " and ".join(f"{share:.0%}" for share in shares)
+    """`20%, 40% and 80%`."""
+    *first, last = (f"{share:.0%}" for share in shares)
+    return f"{', '.join(first)} and {last}" if first else last

@@ -107,7 +107,8 @@ def compare(
         flops: Shares of the FLOPs to compare at.
         recipe: Recipe to fine-tune every network with.
         epochs: Number of epochs, instead of the recipe's.
-        candidates: Number of candidates per search; 400 by default.
+        candidates: Number of candidates per search; 100 by default, 400 with another fitness than
+            repair.
         repeats: Number of repetitions, with seeds `seed`, `seed + 1` and so on.
         seed: Random seed; also selects the held-out images.
         settings: All settings, instead of `methods`, `flops`, `recipe` and `epochs`; the other

@@ -1,5 +1,6 @@
 """The table of methods, and how search-based methods run."""
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,8 +79,10 @@ def _spanned(settings: Compare, targets: list[Target]) -> tuple[float, ...]:
     return spanning(lowest, highest) if whole else (lowest,)
 
 
-def search_of(settings: Compare, flops: tuple[float, ...], seed: int, own: bool = True) -> Search:
-    """The settings of a search at these shares; without `own`, with the paper's metric."""
+def search_of(
+    settings: Compare, flops: tuple[float, ...], seed: int, explorer: str | None = None
+) -> Search:
+    """The settings of a search at these shares; other explorers than LeGR's use squared norms."""
     shared = {
         name: getattr(settings, name)
         for name in ("sigma", "steps", "lr", "min_keep", "align", "workers", "batch_size")
@@ -88,7 +91,7 @@ def search_of(settings: Compare, flops: tuple[float, ...], seed: int, own: bool 
         candidates=settings.candidates,
         val_images=settings.val_images,
     )
-    paper = {} if own else {"metric": Search.metric, "reject_above": 0.0}
+    paper = {"explorer": explorer, "metric": Search.metric, "reject_above": 0.0} if explorer else {}
     return with_steps(
         search_settings(
             settings.fitness or "finetune",
@@ -122,10 +125,12 @@ def _search(
     Without an explorer, the search is that of `legr learn`. `target` is None if the ranking is for
     all targets.
     """
-    settings = search_of(context.settings, flops, context.seed, explorer is None)
+    settings = search_of(context.settings, flops, context.seed, explorer)
+    started = time.perf_counter()
     analysis = with_metric(context.analysis, context.data, settings)
+    measuring = time.perf_counter() - started
     inputs = analysis, context.data, settings, context.device
-    setup = SearchSetup(*inputs, name, explorer, context.task)
+    setup = SearchSetup(*inputs, name, context.task)
     history = history_of(context.ranking_file(name, target))
 
     def on_progress(state: SearchProgress) -> None:
@@ -138,7 +143,7 @@ def _search(
         evaluated = [line for line in book.lines.values() if "seconds" in line]
         think_seconds = sum(line.get("think_seconds", 0.0) for line in book.lines.values())
     effort = Effort(
-        sum(line["seconds"] for line in evaluated) + think_seconds,
+        sum(line["seconds"] for line in evaluated) + think_seconds + measuring,
         _measured(evaluated, len(flops))
         * (settings.steps or 0)
         * adaptation(settings.fitness).trains,

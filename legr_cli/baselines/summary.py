@@ -21,6 +21,7 @@ class TunedResult:
     score: float  # after fine-tuning
     pruning: Effort
     tuning: Effort
+    cut: float | None = None  # score before a repair; None: the network was not repaired
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class ComparisonRow:
             return cls(*key, error=line["error"])
         numbers = line["flops"], line["dense_flops"], line["before"], score_in(line)
         efforts = (Effort.from_line(line[name]) for name in ("pruning", "tuning"))
-        return cls(*key, TunedResult(*numbers, *efforts))
+        return cls(*key, TunedResult(*numbers, *efforts, cut=line.get("cut")))
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class TargetSummary:
     score: float
     deviation: float | None  # standard deviation of the score; None with one seed
     seeds: int
+    cut: float | None = None  # before a repair
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,14 @@ def _per_seed(efforts: list[Effort], seeds: int) -> Effort:
 def _target_summary(results: list[TunedResult]) -> TargetSummary:
     """One target."""
     scores = [result.score for result in results]
+    cuts = [result.cut for result in results if result.cut is not None]
     return TargetSummary(
         statistics.mean(result.flops / result.dense_flops for result in results),
         statistics.mean(result.before for result in results),
         statistics.mean(scores),
         statistics.stdev(scores) if len(scores) > 1 else None,
         len(scores),
+        statistics.mean(cuts) if cuts else None,
     )
 
 
@@ -150,7 +154,8 @@ def is_row(row: Line) -> bool:
     if "error" in row:
         return named and isinstance(row["error"], str)
     costs = all(_is_count(row.get(key)) and row[key] for key in ("flops", "dense_flops"))
-    scores = is_accuracy(row.get("before")) and is_scored(row)
+    scores = all(is_accuracy(row.get(key, 0.0)) for key in ("cut", "before")) and is_scored(row)
+    scores = scores and "before" in row
     efforts = (row.get(key) for key in ("pruning", "tuning"))
     return named and costs and scores and all(map(_is_effort, efforts))
 

@@ -20,7 +20,10 @@ def show_comparison(found: "Comparison", as_json: bool) -> None:
         return
     targets = sorted(found.settings.targets, key=lambda target: target.value)
     screen, seeds, name = output.console(), found.settings.repeats, found.score_name
-    for stage, key in (("", "score"), (" before fine-tuning", "before")):
+    stages = {"score": "", "before": " before fine-tuning"}
+    if found.settings.repair:
+        stages |= {"before": " repaired", "cut": " as cut"}
+    for key, stage in stages.items():
         columns = [f"{target.value:.10g}" for target in targets]
         title = with_unit(f"{capitalized(name)}{stage}", name)
         table = output.table(title, "method", *columns, left=("method",))

@@ -97,8 +97,8 @@ def learn(
             _SEARCH,
             "FACTOR",
             "Do not measure a candidate at further shares once its divergence exceeds the best "
-            "one's by this factor; 0 measures all. Only with --fitness repair.",
-            "1.15",
+            "one's by this factor; 0 measures all. Only with --objective log.",
+            "1.15; 0 with another objective",
         ),
     ] = None,
     population: Annotated[
@@ -106,7 +106,8 @@ def learn(
         setting(
             _SEARCH,
             "N",
-            "Population size; each new candidate replaces the oldest.",
+            "Population size; each new candidate replaces the oldest. With the surrogate, for its "
+            "first 12 candidates.",
             "64; 24 with --fitness repair",
         ),
     ] = None,
@@ -203,12 +204,12 @@ def learn(
     module: options.Module = None,
     as_json: options.Json = False,
 ) -> None:
-    """Learn a global filter ranking: (α, κ) for each layer, by evolutionary search on your data.
+    """Learn a global filter ranking: (α, κ) for each layer, by a search on your data.
 
     One ranking serves every pruning target. Each candidate is pruned to --flops, repaired or
-    trained a little, and measured on held-out images that legr never trains on. The command says
-    what the search will take after the first candidates. An interrupted search can be resumed
-    with --resume; the result matches an uninterrupted one.
+    trained a little, and measured on held-out images that legr never trains on. After the first
+    three candidates, the command says how long the search will take. An interrupted search can be
+    resumed with --resume; the result matches an uninterrupted one.
 
     Examples:
 
@@ -244,7 +245,8 @@ def learn(
             command=command_line(),
             progress=display.report,
         )
-    show_learned(result, out, _prune_command(given), as_json)
+    next_step = _prune_command(given, result.settings.fitness == "repair")
+    show_learned(result, out, next_step, as_json)
 
 
 _OWN = (
@@ -286,12 +288,19 @@ def _planned(given: dict[str, Any], task: "Task") -> "list[Search]":
     )
 
 
-def _prune_command(given: dict[str, Any]) -> str:
-    """The command that prunes by the new ranking, to show as the next step."""
+def _prune_command(given: dict[str, Any], repair: bool) -> str:
+    """The command that prunes by the new ranking, to show as the next step.
+
+    `repair`: the ranking was learned for repaired networks.
+    """
     words = ["legr", "prune", given["checkpoint"]]
     for name in ("arch", "weights", "classes", "module"):
         words += [f"--{name}", str(given[name])] if given[name] else []
     for text in given["input_shape"] or ():
         words += ["--input", text]
-    words += ["--ranking", str(given["out"]), "--flops", "0.2:0.8:0.1", "--out", "nets"]
+    words += ["--ranking", str(given["out"]), "--flops", "0.2:0.8:0.1"]
+    if repair:
+        words += ["--repair", given["data"]]
+        words += ["--normalize", given["normalize"]] if given["normalize"] else []
+    words += ["--out", "nets"]
     return shlex.join(words)

@@ -37,9 +37,8 @@ def show_learned(result: "LearnResult", out: Path, next_step: str, as_json: bool
         table.add_row(*cells[: len(columns)])
     output.print_table(output.console(), table)
     output.print_notes(
-        f"{result.candidates} candidates in {result.seconds:.0f} s of compute; {result.cached} of "
-        "them keep the same channels as an earlier one and reuse its fitness"
-        + (f", {result.rejected} were rejected early" if result.rejected else ""),
+        f"{result.candidates} candidates in {result.seconds:.0f} s of compute: {result.cached} "
+        f"reused an earlier fitness, {result.rejected} rejected early",
         f"next: {next_step}",
     )
     output.print_result(str(out))
@@ -56,4 +55,10 @@ def _as_json(result: "LearnResult", out: Path) -> dict[str, Any]:
     keys = ("dense", "identity", "best", "seconds", "settings")
     facts = {key: notes[key] for key in keys if key in notes}
     files = {"ranking": str(out), "history": str(out.with_name(notes["history"]))}
-    return {"legr": __version__, **files, "cached": result.cached, **facts}
+    return {
+        "legr": __version__,
+        **files,
+        "cached": result.cached,
+        "rejected": result.rejected,
+        **facts,
+    }

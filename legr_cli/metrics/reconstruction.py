@@ -28,7 +28,7 @@ ROWS, LEAST_ROWS = 8000, 5000  # sampled for each layer …
 ROWS_EACH = 20  # … and for each unknown, within these limits
 RIDGE = 0.01  # relative to the mean variance of a layer's inputs
 LARGEST = 5000  # unknowns of a layer: beyond, its inputs count as uncorrelated
-STEPS = 64  # a larger group is taken apart in about so many steps for each halving
+STEPS = 64  # of a larger group, this part of what is left goes at once: 1/64
 
 
 def reconstruction(units: Units, cost: Cost, batches: Sequence[Tensor]) -> dict[str, Tensor]:

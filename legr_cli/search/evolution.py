@@ -35,7 +35,7 @@ class Candidate:
 class Fitness:
     """Higher scores are better; at equal scores, lower loss is."""
 
-    score: float  # accuracy, or the negative divergence from the dense network
+    score: float  # accuracy, or what the objective makes of the divergences from the dense network
     minus_loss: float
 
 

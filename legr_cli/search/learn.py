@@ -97,7 +97,7 @@ def learn(
     force: bool = False,
     progress: Report | None = None,
 ) -> Ranking:
-    """Learn a global filter ranking by evolutionary search (paper, Algorithm 1).
+    """Learn a global filter ranking by a search for the α and κ of each layer.
 
     Args:
         model: The dense network; it is not changed.

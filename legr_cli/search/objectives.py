@@ -7,7 +7,7 @@ from legr_cli.errors import SettingError
 from legr_cli.journal import Line
 from legr_cli.training.scores import score_in
 
-FLOOR = 1e-3  # divergences far below this differ by noise only
+FLOOR = 0.02  # divergences far below this, a percent of other answers, are equally good
 
 
 def _mean(divergences: Sequence[float], _line: Line) -> float:

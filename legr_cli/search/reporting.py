@@ -7,6 +7,7 @@ from legr_cli.journal import Line
 from legr_cli.progress import Message, Progress, Report, resume_text
 from legr_cli.search.fitness import adaptation
 from legr_cli.search.history import PRICED
+from legr_cli.search.objectives import divergences_in
 from legr_cli.search.run import SearchProgress
 from legr_cli.search.setup import SearchSetup
 from legr_cli.settings import Search
@@ -19,19 +20,23 @@ def progress_callback(setup: SearchSetup, progress: Report) -> Callable[[SearchP
     classes = len(setup.data.classes)
 
     def on_progress(state: SearchProgress) -> None:
-        best, latest, total = state.best, state.latest, state.total or setup.settings.candidates
+        best, latest, settings = state.best, state.latest, setup.settings
+        total = state.total or PRICED  # all that is known to come
         if state.done == PRICED and state.recorded < PRICED < total:
-            progress(Message(_price(state.seconds, total, setup.settings)))
+            progress(Message(_price(state.seconds, total, settings)))
         facts = [
             f"best {_scores(best)} (#{best['candidate'] + 1})",
             f"latest {_scores(latest)}",
         ]
         if state.cached:
             facts.append(f"{state.cached} repeats")
-        title, milestone = f"candidate {state.done}/{total}", state.done in (1, total)
+        of = f"/{state.total}" if state.total else ""
+        title, milestone = f"candidate {state.done}{of}", state.done in (1, state.total)
         progress(Progress(state.done, total, title, tuple(facts), milestone, state.recorded))
         lowest = min(latest.get("each", [score_in(latest)]))
-        if state.done == 1 and classes and setup.task.is_classification and lowest < 2 / classes:
+        by_score = not adaptation(settings.fitness).ranks_by_divergence
+        is_chance = setup.task.is_classification and classes and lowest < 2 / classes
+        if state.done == 1 and by_score and is_chance:
             progress(
                 Message(
                     "this is close to chance, so fitness says little: try a higher --flops, more "
@@ -59,9 +64,11 @@ def _price(seconds: float, total: int, settings: Search) -> str:
 
 
 def _scores(line: Line) -> str:
-    """A candidate's score, and its divergence if that is what it is ranked by."""
-    divergence = line.get("divergence")
-    return shown(line) if divergence is None else f"{shown(line)} at divergence {divergence:.3g}"
+    """A candidate's score, and its divergence at each share if that is what it is ranked by."""
+    divergences = divergences_in(line)
+    if divergences is None:
+        return shown(line)
+    return f"{shown(line)} at divergence {' '.join(f'{d:.3g}' for d in divergences)}"
 
 
 def opening_messages(setup: SearchSetup, dense: Line, recorded: int, resume: bool) -> list[str]:

@@ -8,7 +8,7 @@ import hashlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +67,7 @@ class SearchProgress:
     cached: int  # number of `done` that keep the same units as an earlier candidate
     latest: Line
     best: Line
-    seconds: float  # mean of the candidates that were evaluated so far
+    seconds: float  # mean time of the candidates that were evaluated so far
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,7 @@ class _SearchRun:
     @property
     def mean_seconds(self) -> float:
         """Mean time of the candidates that were evaluated so far."""
-        found = [line["seconds"] for line in self.journal.lines.values() if "seconds" in line]
-        return sum(found) / max(1, len(found))
+        return _mean_seconds(self.journal.lines.values())
 
     @property
     def best(self) -> Line:
@@ -301,9 +300,14 @@ class _SearchRun:
         """The number of candidates that fit into --minutes, from the price of the first."""
         assert self.settings.minutes is not None
         first = [*self.journal.lines.values(), latest]
-        seconds = [line["seconds"] for line in first if "seconds" in line] or [1.0]
-        each = max(sum(seconds) / len(seconds), 1e-3) / self.settings.workers
+        each = max(_mean_seconds(first) or 1.0, 1e-3) / self.settings.workers
         return max(PRICED, min(MANY, int(self.settings.minutes * 60 / each)))
+
+
+def _mean_seconds(lines: Iterable[Line]) -> float:
+    """Mean time of the candidates that were evaluated; 0 if none was."""
+    found = [line["seconds"] for line in lines if "seconds" in line]
+    return sum(found) / max(1, len(found))
 
 
 _DIVERGENCE = ("divergence", "divergences", "measured")  # what a line has of divergences

@@ -52,7 +52,6 @@ class SearchSetup:
     settings: Search
     device: str
     method: str = "legr"
-    explorer: str | None = None  # of `EXPLORERS`, if it is not the one of the settings
     task: Task = CLASSIFICATION
     sensitivities: tuple[float, ...] = ()  # of each group, for `--start sensitivity`
 
@@ -76,8 +75,7 @@ class SearchSetup:
     def strategy(self) -> Strategy:
         """A new explorer that proposes the candidates."""
         start = sensitive(self.analysis, list(self.sensitivities)) if self.sensitivities else None
-        explorer = EXPLORERS[self.explorer or self.settings.explorer]
-        return explorer(self.analysis, self.settings, start)
+        return EXPLORERS[self.settings.explorer](self.analysis, self.settings, start)
 
     def with_sensitivities(self, known: Line | None, report: Callable[[], None]) -> "SearchSetup":
         """The setup of a search with `--start sensitivity`: each group is halved and repaired.
