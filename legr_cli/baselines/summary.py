@@ -41,8 +41,8 @@ class ComparisonRow:
         if "error" in line:
             return cls(*key, error=line["error"])
         numbers = line["flops"], line["dense_flops"], line["before"], score_in(line)
-        efforts = (Effort.from_line(line[name]) for name in ("pruning", "tuning"))
-        return cls(*key, TunedResult(*numbers, *efforts, cut=line.get("cut")))
+        pruning, tuning = (Effort.from_line(line[name]) for name in ("pruning", "tuning"))
+        return cls(*key, TunedResult(*numbers, pruning, tuning, line.get("cut")))
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,7 @@ def is_row(row: Line) -> bool:
     if "error" in row:
         return named and isinstance(row["error"], str)
     costs = all(_is_count(row.get(key)) and row[key] for key in ("flops", "dense_flops"))
-    scores = all(is_accuracy(row.get(key, 0.0)) for key in ("cut", "before")) and is_scored(row)
-    scores = scores and "before" in row
+    scores = is_accuracy(row.get("before")) and is_accuracy(row.get("cut", 0.0)) and is_scored(row)
     efforts = (row.get(key) for key in ("pruning", "tuning"))
     return named and costs and scores and all(map(_is_effort, efforts))
 

@@ -53,7 +53,7 @@ def _cell(summary: "MethodSummary", target: str, key: str, name: str) -> str:
     from legr_cli.training.scores import as_number
 
     point = summary.by_target.get(target)
-    if point is None:
+    if point is None or getattr(point, key) is None:
         return "–"
     deviation = point.deviation if key == "score" else None
     text = as_number(name, getattr(point, key))

@@ -20,9 +20,9 @@ from legr_cli.pruning import analyze
 from legr_cli.search.evaluator import CandidateEvaluator, Outcome, Plans
 from legr_cli.search.fitness import search_settings, with_steps
 from legr_cli.search.history import HISTORY
+from legr_cli.search.measured import with_metric
 from legr_cli.search.objectives import excess
 from legr_cli.search.run import _mean_outcome, fitness_of, search
-from legr_cli.search.measured import with_metric
 from legr_cli.search.setup import SearchSetup
 from legr_cli.search.workers import WorkerPool, in_process
 from legr_cli.settings import Search
