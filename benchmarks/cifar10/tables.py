@@ -55,17 +55,29 @@ def seven(raw: Path) -> str:
     """Repaired, and after one epoch with the teacher: every method at every budget."""
     parts = []
     for arch, name in repair_results.NAMES.items():
-        files = sorted((raw / "seven" / arch).glob("seed*/*/compare.json"))
-        if not files:
+        rows = _seven_rows(raw, arch)
+        if not rows:
             continue
-        rows = tables.read(*files)["rows"]
-        order = {method: i for i, method in enumerate(ORDER)}
-        rows.sort(key=lambda row: (order[row["method"]], row["seed"]))
-        seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in rows}))
         for key, stage in (("before", "repaired, no training"), ("accuracy", "after one epoch")):
-            lines = tables.accuracy(rows, key)
-            parts.append("\n".join([f"{name}, {stage} (seeds {seeds}):", "", *lines]))
+            parts.append("\n".join([f"{name}, {stage}:", "", *tables.accuracy(rows, key)]))
+        cells = []
+        for method in dict.fromkeys(row["method"] for row in rows):
+            own = [row for row in rows if row["method"] == method]
+            seeds = sorted({row["seed"] for row in own})
+            search = sum(row["pruning"]["seconds"] for row in own) / len(seeds)
+            cells.append([method, ", ".join(map(str, seeds)), f"{search:.0f}"])
+        parts.append(grid([f"{name}, all budgets", "seeds", "pruning, s"], cells))
+    if not parts:
+        raise FileNotFoundError(raw / "seven")
     return "\n\n".join(parts)
+
+
+def _seven_rows(raw: Path, arch: str) -> list[dict]:
+    """The networks of all journals, LeGR's first."""
+    rows = []
+    for journal in sorted((raw / "seven" / arch).glob("seed*/*/compare.jsonl")):
+        rows += map(json.loads, journal.read_text(encoding="utf-8").splitlines()[1:])
+    return sorted(rows, key=lambda row: (ORDER.index(row["method"]), row["seed"]))
 
 
 ORDER = ("legr", "norm", "uniform", "amc", "taylor")  # of the methods in `seven`

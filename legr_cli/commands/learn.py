@@ -23,10 +23,9 @@ def learn(
         Path,
         typer.Option(
             metavar="FILE",
-            show_default=False,
             help="Ranking to write, NAME.json; the search history goes to NAME.history.jsonl.",
         ),
-    ],
+    ] = Path("ranking.json"),
     resume: options.Resume = False,
     force: options.Force = False,
     flops: Annotated[
@@ -213,9 +212,9 @@ def learn(
 
     Examples:
 
-      legr learn dense.safetensors --data cifar10:DIR --out ranking.json
+      legr learn dense.safetensors --data cifar10:DIR
 
-      legr learn dense.safetensors --data cifar10:DIR --minutes 10 --out ranking.json
+      legr learn dense.safetensors --data cifar10:DIR --minutes 10
 
       legr learn drone.pth --arch drone:build --data images:DIR --out r.json
     """

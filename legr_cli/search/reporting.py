@@ -54,7 +54,7 @@ def _price(seconds: float, total: int, settings: Search) -> str:
         return f"--minutes {settings.minutes:g} allows {candidates}"
     left = total * seconds / settings.workers
     unit = (
-        f"{left:.0f} seconds"
+        f"{left:.0f} s"
         if left < 100
         else f"{left / 60:.0f} minutes"
         if left < 6000
