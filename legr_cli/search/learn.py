@@ -207,7 +207,8 @@ def planned_search(task: Task, fitness: str | None, **overrides: Any) -> list[Se
             "--minutes decides how many candidates there are: leave --candidates out"
         )
     names = [fitness] if fitness else [DEFAULT_FITNESS, FALLBACKS[task.needs_reference]]
-    return [search_settings(name, **overrides) for name in names]
+    wanted = [overrides, {**overrides, "reject_above": 0.0}]  # only repair compares divergences
+    return [search_settings(name, **own) for name, own in zip(names, wanted, strict=False)]
 
 
 def _with_overrides(settings: Search, overrides: dict[str, Any]) -> Search:

@@ -139,10 +139,10 @@ def settings_of_compare(**given: object) -> Compare:
 def test_searches_of_a_comparison() -> None:
     """LeGR's is that of legr learn; the others keep the paper's metric, and nothing is rejected."""
     settings = settings_of_compare(fitness="repair")
-    own, other = (search_of(settings, (0.3, 0.6), 0, own) for own in (True, False))
+    own, other = (search_of(settings, (0.3, 0.6), 0, explorer) for explorer in (None, "random"))
     assert (own.metric, own.explorer, own.objective) == ("reconstruction", "surrogate", "log")
     assert (own.candidates, own.reject_above > 1) == (100, True)
-    assert (other.metric, other.reject_above) == ("squared-norm", 0.0)
+    assert (other.metric, other.explorer, other.reject_above) == ("squared-norm", "random", 0.0)
     paper = search_of(settings_of_compare(fitness="finetune"), (0.3,), 0)
     assert (paper.metric, paper.explorer, paper.candidates) == ("squared-norm", "evolution", 400)
     assert paper.val_images == Search.val_images

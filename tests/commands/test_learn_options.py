@@ -99,7 +99,7 @@ def test_the_defaults(weights: Path, tmp_path: Path) -> None:
         "learn", weights, *NET, *QUICK, "--candidates", 14, "--out", out
     )])  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert "candidates are compared at 20% and 40% and 80% of the FLOPs" in result.stderr
+    assert "candidates are compared at 20%, 40% and 80% of the FLOPs" in result.stderr
     found = json.loads(out.read_text())
     assert found["metric"] == "reconstruction"
     assert [len(row["values"]) for row in found["layers"]] == [24, 32, 48]
@@ -249,3 +249,10 @@ def test_an_objective_of_divergences_needs_no_fitness_to_be_named(
     args = ("--objective", "log", "--candidates", 3, "--flops", "0.3,0.6")
     legr("learn", weights, *NET, *QUICK, *args, "--out", out)
     assert json.loads(out.read_text())["settings"]["objective"] == "log"
+
+
+def test_a_limit_of_rejection_needs_no_fitness_to_be_named(weights: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    args = ("--reject-above", 1.5, "--candidates", 3, "--flops", "0.3,0.6")
+    legr("learn", weights, *NET, *QUICK, *args, "--out", out)
+    assert json.loads(out.read_text())["settings"]["reject_above"] == 1.5

@@ -14,10 +14,10 @@ LINE = {"accuracy": 0.7, "loss": 2.0, "divergence": 0.25, "divergences": [0.4, 0
 
 
 def test_by_hand() -> None:
-    """log counts 0.001 more, so that what is near 0 differs by noise only."""
+    """log counts 0.02 more, so that what is near 0 is equally good."""
     assert OBJECTIVES["mean"]([0.4, 0.1], LINE) == -0.25
     assert OBJECTIVES["score"]([0.4, 0.1], LINE) == 0.7
-    expected = -(math.log(0.401) + math.log(0.101)) / 2
+    expected = -(math.log(0.42) + math.log(0.12)) / 2
     assert OBJECTIVES["log"]([0.4, 0.1], LINE) == pytest.approx(expected)
     for name, score in (("mean", -0.25), ("score", 0.7), ("log", expected)):
         settings = Search(fitness="repair", flops=(0.2, 0.4), objective=name)
@@ -25,15 +25,15 @@ def test_by_hand() -> None:
 
 
 def test_equal_relative_gains_count_alike_by_log_alone() -> None:
-    """0.8 → 0.72 and 0.08 → 0.072 are a tenth each; the mean sees the former only."""
-    start, low, high = [0.8, 0.08], [0.72, 0.08], [0.8, 0.072]
+    """8 → 7.2 and 0.8 → 0.72 are a tenth each; the mean sees the former only."""
+    start, low, high = [8.0, 0.8], [7.2, 0.8], [8.0, 0.72]
     gains = {
         name: [OBJECTIVES[name](d, LINE) - OBJECTIVES[name](start, LINE) for d in (low, high)]
         for name in ("log", "mean")
     }
-    assert gains["log"][0] == pytest.approx(gains["log"][1], rel=0.02)
-    assert gains["mean"] == pytest.approx([0.04, 0.004])
-    traded = [0.8 * 1.05, 0.08 * 0.85]  # worse where there is much, better where there is little
+    assert gains["log"][0] == pytest.approx(gains["log"][1], rel=0.03)
+    assert gains["mean"] == pytest.approx([0.4, 0.04])
+    traded = [8.0 * 1.05, 0.8 * 0.85]  # worse where there is much, better where there is little
     assert OBJECTIVES["log"](traded, LINE) > OBJECTIVES["log"](start, LINE)
     assert OBJECTIVES["mean"](traded, LINE) < OBJECTIVES["mean"](start, LINE)
 
@@ -47,9 +47,10 @@ def test_divergences_of_a_line() -> None:
 
 
 def test_excess_by_hand() -> None:
-    """A geometric mean over the shares that both have, with 0.001 added to each."""
-    assert excess([0.4], [0.2, 0.1, 0.05]) == pytest.approx(0.401 / 0.201)
-    assert excess([0.4, 0.1], [0.2, 0.1, 0.05]) == pytest.approx(math.sqrt(0.401 / 0.201))
+    """A geometric mean over the shares that both have, with 0.02 added to each."""
+    assert excess([0.4], [0.2, 0.1, 0.05]) == pytest.approx(0.42 / 0.22)
+    assert excess([0.4, 0.1], [0.2, 0.1, 0.05]) == pytest.approx(math.sqrt(0.42 / 0.22))
+    assert excess([0.002], [0.001]) == pytest.approx(22 / 21)
     assert excess([0.2, 0.1], [0.2, 0.1]) == pytest.approx(1)
     assert excess([0.0], [0.0, 0.3]) == pytest.approx(1)
     assert excess([math.inf], [0.2]) == math.exp(100)
