@@ -26,9 +26,10 @@ from legr_cli.channels import apply, couple
 from legr_cli.channels.units import Kept
 from legr_cli.cost import count_flops, price
 from legr_cli.cut import arrange, cut
+from legr_cli.metrics.filters import collect_filters
 from legr_cli.models.kept import kept_channels
 from legr_cli.models.network import Network, open_network, write_network
-from legr_cli.ranking import collect_filters, identity, importance
+from legr_cli.ranking import identity, importance
 from legr_cli.settings import Align
 
 SHARES = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]

@@ -21,20 +21,12 @@ from legr_cli.cost import Cost, count_flops, count_params, price
 from legr_cli.cut import UNLEARNED, arrange, cut, floor
 from legr_cli.errors import LegrError, SettingError
 from legr_cli.latency import Clock, Timing, fast_enough
+from legr_cli.metrics.filters import Filters, collect_filters
 from legr_cli.models.card import without_results
 from legr_cli.models.checkpoints import fingerprint
 from legr_cli.models.kept import kept_channels
 from legr_cli.models.network import Network, as_network, on_cpu, part_of
-from legr_cli.ranking import (
-    Filters,
-    Ranking,
-    check_ranking,
-    collect_filters,
-    filters_of,
-    identity,
-    importance,
-    read_ranking,
-)
+from legr_cli.ranking import Ranking, check_ranking, filters_of, identity, importance, read_ranking
 from legr_cli.settings import Align, LayerShares, Prune, check_min_keep, parse_align
 from legr_cli.shapes import Shapes
 from legr_cli.targets import TARGETS, Target

@@ -18,7 +18,8 @@ from legr_cli.channels.units import Kept
 from legr_cli.cost import Cost, count_flops, count_params
 from legr_cli.cut import Blocks, arrange, cut
 from legr_cli.deploy.export import export
-from legr_cli.ranking import Ranking, Row, collect_filters, identity, importance
+from legr_cli.metrics.filters import collect_filters
+from legr_cli.ranking import Ranking, Row, identity, importance
 from legr_cli.settings import Align
 
 SHARES = [round(0.1 * i, 1) for i in range(2, 9)]

@@ -10,6 +10,7 @@ from legr_cli.channels import Units, couple
 from legr_cli.cost import price
 from legr_cli.cut import arrange, cut, floor
 from legr_cli.errors import BudgetError, RankingError, SettingError
+from legr_cli.metrics.filters import collect_filters
 from legr_cli.metrics.table import METRICS, Metric
 from legr_cli.models.registry import Arch, build
 from legr_cli.ranking import (
@@ -17,7 +18,6 @@ from legr_cli.ranking import (
     Row,
     affine,
     check_ranking,
-    collect_filters,
     identity,
     importance,
     level,

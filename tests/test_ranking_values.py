@@ -14,6 +14,7 @@ import torch
 
 import legr_cli
 from legr_cli.errors import RankingError
+from legr_cli.metrics.filters import collect_filters
 from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch
 from legr_cli.pruning import Analysis, analyze, plans, resolve_ranking
@@ -21,7 +22,6 @@ from legr_cli.ranking import (
     Ranking,
     affine,
     check_ranking,
-    collect_filters,
     identity,
     importance,
     read_ranking,

@@ -127,9 +127,14 @@ def learn(
         setting(_SEARCH, "SIGMA", "Standard deviation of mutations at the start of the search."),
     ] = 1.0,
     sigma_end: Annotated[
-        float,
-        setting(_SEARCH, "SIGMA", "Standard deviation of mutations at the end of the search."),
-    ] = 1.0,
+        float | None,
+        setting(
+            _SEARCH,
+            "SIGMA",
+            "Standard deviation of mutations at the end of the search.",
+            "equal to --sigma",
+        ),
+    ] = None,
     start: Annotated[
         str,
         setting(
@@ -268,7 +273,7 @@ _OWN = (
 
 def _planned(given: dict[str, Any], task: "Task") -> "list[Search]":
     """The settings of the search, from the options."""
-    from legr_cli.search.learn import planned_search
+    from legr_cli.search.planning import planned_search
     from legr_cli.settings import parse_align, parse_min_keep
     from legr_cli.targets import parse_shares
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from legr_cli.errors import BudgetError, SettingError
+from legr_cli.metrics.filters import centers, spread
 from legr_cli.metrics.table import METRICS
 from legr_cli.pruning import Analysis, plans
-from legr_cli.ranking import affine, centers, level, spread
+from legr_cli.ranking import affine, level
 from legr_cli.search.amc import amc
 from legr_cli.search.cma import CovarianceAdaptation
 from legr_cli.search.evolution import Evolution, Genes, Strategy

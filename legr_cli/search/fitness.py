@@ -98,6 +98,8 @@ def search_settings(fitness: str, **given: Any) -> "Search":
     from legr_cli.settings import Search
 
     settings = {**adaptation(fitness).search, **given}
+    if "sigma" in given and "sigma_end" not in given:
+        settings["sigma_end"] = given["sigma"]
     if settings.get("objective") != "log" and "reject_above" not in given:
         settings["reject_above"] = 0.0
     if "population" not in given and "candidates" in settings:

@@ -9,17 +9,17 @@ from typing import Any
 
 from torch import nn
 
-from legr_cli.arguments import as_shares, check_instance, check_number
-from legr_cli.errors import SettingError
+from legr_cli.arguments import as_shares, check_instance
 from legr_cli.files import check_out, out_or_temporary, staged
 from legr_cli.journal import Line, journal, read_header
 from legr_cli.models.network import Network, as_network, in_single_precision
 from legr_cli.progress import Message, Report, Status, interruptible, reporting, silent
 from legr_cli.pruning import Analysis, analyze
 from legr_cli.ranking import Ranking, write_ranking
-from legr_cli.search.fitness import DEFAULT_FITNESS, FALLBACKS, search_settings, with_steps
+from legr_cli.search.fitness import DEFAULT_FITNESS, with_steps
 from legr_cli.search.history import HISTORY, history_of
 from legr_cli.search.measured import with_metric
+from legr_cli.search.planning import planned_search, with_overrides
 from legr_cli.search.reporting import opening_messages, progress_callback
 from legr_cli.search.setup import (
     SearchSetup,
@@ -184,7 +184,7 @@ def learn(
         if settings is None:
             planned = planned_search(task, fitness, **overrides)
         else:
-            planned = [_with_overrides(settings, {**overrides, **given(fitness=fitness)})]
+            planned = [with_overrides(settings, {**overrides, **given(fitness=fitness)})]
         return learn_network(
             network.copied,
             images,
@@ -196,28 +196,6 @@ def learn(
             device=device,
             progress=reporting(progress),
         ).ranking
-
-
-def planned_search(task: Task, fitness: str | None, **overrides: Any) -> list[Search]:
-    """The settings of a search and, if the fitness is not given, those if it does not suit."""
-    candidates = overrides.get("candidates", 1)
-    check_number(candidates, "--candidates", whole=True)
-    if overrides.get("minutes") is not None and "candidates" in overrides:
-        raise SettingError(
-            "--minutes decides how many candidates there are: leave --candidates out"
-        )
-    names = [fitness] if fitness else [DEFAULT_FITNESS, FALLBACKS[task.needs_reference]]
-    wanted = [overrides, {**overrides, "reject_above": 0.0}]  # only repair compares divergences
-    return [search_settings(name, **own) for name, own in zip(names, wanted, strict=False)]
-
-
-def _with_overrides(settings: Search, overrides: dict[str, Any]) -> Search:
-    """Override settings, and reduce the population to the number of candidates if necessary."""
-    candidates = overrides.get("candidates", settings.candidates)
-    check_number(candidates, "--candidates", whole=True)
-    population = min(settings.population, max(1, candidates))
-    limited = {"population": population, "sample": min(settings.sample, population)}
-    return replace(settings, **{**limited, **overrides})
 
 
 def learn_network(

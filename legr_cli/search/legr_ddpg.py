@@ -4,8 +4,9 @@ import functools
 
 import numpy as np
 
+from legr_cli.metrics.filters import spread
 from legr_cli.pruning import Analysis
-from legr_cli.ranking import affine, spread
+from legr_cli.ranking import affine
 from legr_cli.search.episodes import EpisodeExplorer
 from legr_cli.search.evolution import Genes, Strategy
 from legr_cli.settings import Search

@@ -9,8 +9,9 @@ from legr_cli.channels.switches import evaluating
 from legr_cli.data.batches import Serving, in_order
 from legr_cli.data.dataset import Data
 from legr_cli.journal import Line
+from legr_cli.metrics.filters import Filters, collect_filters
 from legr_cli.pruning import Analysis
-from legr_cli.ranking import Filters, Ranking, Row, check_ranking, collect_filters, filters_of
+from legr_cli.ranking import Ranking, Row, check_ranking, filters_of
 from legr_cli.repairs.repair import reaching
 from legr_cli.settings import Search
 

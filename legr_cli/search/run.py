@@ -5,10 +5,9 @@ candidates up to e − W. So the result depends on the seed and W, but not on th
 """
 
 import hashlib
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +21,12 @@ from legr_cli.journal import Journal, Line
 from legr_cli.pruning import Analysis, plans
 from legr_cli.ranking import Ranking
 from legr_cli.search.evaluator import Outcome
-from legr_cli.search.evolution import Candidate, Fitness, Genes, Strategy
-from legr_cli.search.fitness import adaptation
+from legr_cli.search.evolution import Candidate, Genes, Strategy
 from legr_cli.search.history import PRICED
-from legr_cli.search.objectives import OBJECTIVES, divergences_in, excess
+from legr_cli.search.lines import DIVERGENCE, fitness_of, mean_outcome, mean_seconds_in
+from legr_cli.search.objectives import divergences_in
 from legr_cli.search.workers import WorkerPool, is_killed_worker, is_lost_worker
 from legr_cli.settings import MANY, Search
-from legr_cli.training.scores import Score, finite_or_none, score_in
 
 RETRIES = 3  # per candidate, if its worker is lost
 UNREACHABLE: Line = {"accuracy": 0.0, "loss": None}  # a candidate that cannot reach a target
@@ -129,7 +127,7 @@ class _SearchRun:
         self.pool, self.journal, self.warn = pool, journal, warn
         self.think_seconds = 0.0  # time that the explorer took since the last journal line
         self.seen: dict[str, Trial] = {}  # the first trial of each set of plans
-        self.cached = 0
+        self.cached = self.told = 0
 
     @property
     def all_proposed(self) -> bool:
@@ -142,13 +140,13 @@ class _SearchRun:
         """The number of candidates; with --minutes, it is recorded once the price is known."""
         if self.settings.minutes is None:
             return self.settings.candidates
-        line = self.journal.lines.get(PRICED - 1)
-        return None if line is None else int(line["planned"])
+        # not before the explorer knows it, or proposals would depend on the order of completion
+        return None if self.told < PRICED else int(self.journal.lines[PRICED - 1]["planned"])
 
     @property
     def mean_seconds(self) -> float:
         """Mean time of the candidates that were evaluated so far."""
-        return _mean_seconds(self.journal.lines.values())
+        return mean_seconds_in(self.journal.lines.values())
 
     @property
     def best(self) -> Line:
@@ -210,6 +208,7 @@ class _SearchRun:
         fitness = fitness_of(line, self.settings)
         start = time.perf_counter()
         self.explorer.tell(first.candidate, fitness)
+        self.told += 1
         self.think_seconds += time.perf_counter() - start
         return line
 
@@ -277,9 +276,9 @@ class _SearchRun:
         """Record a trial with its outcome, or that of its duplicate; None: it has no plans."""
         values: dict[str, Any] = self.unreachable
         if isinstance(outcome, list):
-            values = _mean_outcome(outcome, trial.best)
+            values = mean_outcome(outcome, trial.best)
         elif outcome is not None:
-            keys = ("accuracy", "score", "figures", "loss", "each", *_DIVERGENCE)
+            keys = ("accuracy", "score", "figures", "loss", "each", *DIVERGENCE)
             values = {key: outcome[key] for key in keys if key in outcome}
         trial.line = {
             "candidate": trial.candidate.number,
@@ -300,57 +299,8 @@ class _SearchRun:
         """The number of candidates that fit into --minutes, from the price of the first."""
         assert self.settings.minutes is not None
         first = [*self.journal.lines.values(), latest]
-        each = max(_mean_seconds(first) or 1.0, 1e-3) / self.settings.workers
+        each = max(mean_seconds_in(first) or 1.0, 1e-3) / self.settings.workers
         return max(PRICED, min(MANY, int(self.settings.minutes * 60 / each)))
-
-
-def _mean_seconds(lines: Iterable[Line]) -> float:
-    """Mean time of the candidates that were evaluated; 0 if none was."""
-    found = [line["seconds"] for line in lines if "seconds" in line]
-    return sum(found) / max(1, len(found))
-
-
-_DIVERGENCE = ("divergence", "divergences", "measured")  # what a line has of divergences
-
-
-def fitness_of(line: Line, settings: Search) -> Fitness:
-    """What the search maximizes, from a candidate's journal line."""
-    minus_loss = -math.inf if line["loss"] is None else -line["loss"]
-    if not adaptation(settings.fitness).ranks_by_divergence:
-        return Fitness(score_in(line), minus_loss)
-    divergences = divergences_in(line)
-    if divergences is None or math.inf in divergences:
-        return Fitness(-math.inf, minus_loss)
-    return Fitness(OBJECTIVES[settings.objective](divergences, line), minus_loss)
-
-
-def _mean_outcome(outcomes: list[Outcome], best: Sequence[float] | None) -> Line:
-    """Mean scores over all FLOPs targets, the score at each, and the total time.
-
-    A candidate that was rejected early counts at the other targets as worse than the best one by
-    the same factor.
-    """
-    scores, count = [outcome.score for outcome in outcomes], len(outcomes)
-    mean = Score(
-        sum(score.value for score in scores) / count,
-        sum(score.loss for score in scores) / count,
-        scores[0].images,
-        {name: sum(score.figures[name] for score in scores) / count for name in scores[0].figures},
-    )
-    line = {key: value for key, value in mean.line().items() if key != "images"}
-    divergences = [o.divergence for o in outcomes if o.divergence is not None]
-    if divergences and best is not None and len(divergences) < len(best):
-        line["measured"], factor = len(divergences), excess(divergences, best)
-        divergences += [divergence * factor for divergence in best[len(divergences) :]]
-    if divergences:
-        line["divergence"] = finite_or_none(sum(divergences) / len(divergences))
-    if len(divergences) > 1:
-        line["divergences"] = list(map(finite_or_none, divergences))
-    if count > 1:
-        line["each"] = [score.value for score in scores]
-    for part in ("seconds", "adapt_seconds", "measure_seconds"):
-        line[part] = round(sum(getattr(outcome, part) for outcome in outcomes), 4)
-    return line
 
 
 def _genes_as_json(genes: Genes) -> Line:

@@ -17,13 +17,10 @@ from legr_cli.data.batches import Serving, in_order
 from legr_cli.data.dataset import Data, Part
 from legr_cli.errors import ModelError, SettingError
 from legr_cli.journal import Journal, Line
+from legr_cli.metrics.filters import check_metric
 from legr_cli.models.network import own_copy
 from legr_cli.pruning import Analysis, plans
-from legr_cli.ranking import (
-    Ranking,
-    check_metric,
-    identity,
-)
+from legr_cli.ranking import Ranking, identity
 from legr_cli.repairs.layers import why_not_repairable
 from legr_cli.search.evaluator import CandidateEvaluator, Job, Protocol, to_bytes
 from legr_cli.search.evolution import Strategy

@@ -39,6 +39,7 @@ class SurrogateEvolution(Evolution):
         super().__init__(spread, level, settings, rng, center)
         self.features = features
         self.measured: list[tuple[Candidate, np.ndarray, float]] = []
+        self.screened = -1  # the latest candidate that mutations were screened for
 
     def tell(self, candidate: Candidate, fitness: Fitness) -> None:
         """Add a candidate to what the regression is fitted to."""
@@ -49,8 +50,9 @@ class SurrogateEvolution(Evolution):
 
     def _draw(self, number: int) -> Candidate:
         """The mutation that a draw from the posterior likes best."""
-        if len(self.measured) < WARM_UP:
-            return super()._draw(number)
+        if len(self.measured) < WARM_UP or number == self.screened:
+            return super()._draw(number)  # also where all that was screened is known
+        self.screened = number
         ranked = sorted(self.measured, key=lambda one: -one[2])[:PARENTS]
         predict = self._posterior_draw()
         known = {features.tobytes() for _, features, _ in self.measured}

@@ -17,7 +17,7 @@ from legr_cli.errors import SettingError
 from legr_cli.models.card import read_card
 from legr_cli.progress import Message
 from legr_cli.search.fitness import with_steps
-from legr_cli.search.learn import planned_search
+from legr_cli.search.planning import planned_search
 from legr_cli.settings import Search
 from legr_cli.targets import parse_shares
 from legr_cli.training.tasks import CLASSIFICATION

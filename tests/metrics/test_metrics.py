@@ -13,11 +13,11 @@ from legr_cli.channels import Units, couple
 from legr_cli.cost import Cost, price
 from legr_cli.errors import CheckpointError
 from legr_cli.metrics import reconstruction as module
+from legr_cli.metrics.filters import collect_filters
 from legr_cli.metrics.norms import folded_norm, squared_norm
 from legr_cli.metrics.reconstruction import reconstruction
 from legr_cli.metrics.sharing import shared_out
 from legr_cli.metrics.taylor import PROJECTIONS, taylor
-from legr_cli.ranking import collect_filters
 
 IMAGES = (reconstruction, taylor)
 

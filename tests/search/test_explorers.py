@@ -25,7 +25,8 @@ from legr_cli.search.evolution import Candidate, Evolution, Fitness, Genes
 from legr_cli.search.explorers import EXPLORERS, LEARNERS, check_explorer
 from legr_cli.search.fitness import search_settings
 from legr_cli.search.history import HISTORY
-from legr_cli.search.run import SearchResult, fitness_of, search
+from legr_cli.search.lines import fitness_of
+from legr_cli.search.run import SearchResult, search
 from legr_cli.search.surrogate import WARM_UP, SurrogateEvolution
 from legr_cli.search.workers import InProcess, WorkerPool
 from legr_cli.settings import Search

@@ -6,8 +6,8 @@ import pytest
 
 from legr_cli.errors import SettingError
 from legr_cli.search.evolution import Fitness
+from legr_cli.search.lines import fitness_of
 from legr_cli.search.objectives import OBJECTIVES, check_objective, divergences_in, excess
-from legr_cli.search.run import fitness_of
 from legr_cli.settings import Search
 
 LINE = {"accuracy": 0.7, "loss": 2.0, "divergence": 0.25, "divergences": [0.4, 0.1]}

@@ -20,9 +20,10 @@ from legr_cli.pruning import analyze
 from legr_cli.search.evaluator import CandidateEvaluator, Outcome, Plans
 from legr_cli.search.fitness import search_settings, with_steps
 from legr_cli.search.history import HISTORY
+from legr_cli.search.lines import fitness_of, mean_outcome
 from legr_cli.search.measured import with_metric
 from legr_cli.search.objectives import excess
-from legr_cli.search.run import _mean_outcome, fitness_of, search
+from legr_cli.search.run import search
 from legr_cli.search.setup import SearchSetup
 from legr_cli.search.workers import WorkerPool, in_process
 from legr_cli.settings import Search
@@ -175,7 +176,7 @@ def test_what_was_rejected_never_ranks_above_the_best() -> None:
     assert excess(found, best) == pytest.approx((5.02 / 10.02 * 0.52 / 0.12) ** 0.5)
     scores = [Score(value, 1.0, 9, {"accuracy": value}) for value in (0.9, 0.8, 0.1)]
     lines = [
-        _mean_outcome(
+        mean_outcome(
             [Outcome(one, 1.0, 0.5, 0.5, d) for one, d in zip(scores, each, strict=False)], best
         )
         for each in (best, found)

@@ -23,7 +23,8 @@ from legr_cli.repairs.closeness import divergences
 from legr_cli.search.evaluator import CandidateEvaluator
 from legr_cli.search.fitness import with_steps
 from legr_cli.search.history import HISTORY
-from legr_cli.search.run import fitness_of, search
+from legr_cli.search.lines import fitness_of
+from legr_cli.search.run import search
 from legr_cli.search.setup import SearchSetup
 from legr_cli.search.workers import WorkerPool, in_process
 from legr_cli.settings import Align, Search

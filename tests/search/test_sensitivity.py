@@ -13,10 +13,11 @@ from running import fails, legr
 
 from legr_cli.channels.units import Kept
 from legr_cli.errors import SearchError
+from legr_cli.metrics.filters import collect_filters
 from legr_cli.models.network import Network
 from legr_cli.models.registry import Arch
 from legr_cli.pruning import Analysis, analyze
-from legr_cli.ranking import affine, collect_filters, identity, importance
+from legr_cli.ranking import affine, identity, importance
 from legr_cli.search.sensitivity import measure, sensitive
 
 NET = ("--arch", "digits_net:build", "--input", "3x32x32", "--data", "digits")
