@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from legr_cli.search.evolution import Candidate, Evolution, Fitness, Genes
+from legr_cli.search.evolution import MAX_DRAWS, Candidate, Evolution, Fitness, Genes
 from legr_cli.settings import Search
 
 WARM_UP = 12  # candidates by evolution alone
@@ -50,8 +50,10 @@ class SurrogateEvolution(Evolution):
 
     def _draw(self, number: int) -> Candidate:
         """The mutation that a draw from the posterior likes best."""
-        if len(self.measured) < WARM_UP or number == self.screened:
-            return super()._draw(number)  # also where all that was screened is known
+        if len(self.measured) < WARM_UP:
+            return super()._draw(number)
+        if number == self.screened:  # what the screening chose is known already
+            return self._reachable(number)
         self.screened = number
         ranked = sorted(self.measured, key=lambda one: -one[2])[:PARENTS]
         predict = self._posterior_draw()
@@ -66,7 +68,15 @@ class SurrogateEvolution(Evolution):
             value = predict(features)
             if best is None or value > best[0]:
                 best = value, mutant
-        return super()._draw(number) if best is None else best[1]
+        return self._reachable(number) if best is None else best[1]
+
+    def _reachable(self, number: int) -> Candidate:
+        """A mutation by evolution that reaches the targets, if one is found soon."""
+        for _ in range(MAX_DRAWS):
+            mutant = super()._draw(number)
+            if self.features(mutant.genes) is not None:
+                break
+        return mutant
 
     def _mutation(self, parent: Candidate, number: int) -> Candidate:
         """A mutation of random size."""
