@@ -9,6 +9,7 @@ each other can run side by side, with one thread each (OMP_NUM_THREADS=1):
 
     seven20-0 … seven20-2, seven56-0, -1   LeGR with the defaults of `legr learn`, norm, uniform,
                                            Taylor and AMC, all repaired and taught alike
+    defaults56                             ResNet-56 repaired: LeGR with the defaults, norm, uniform
     long                                   ResNet-56 at 47 %, repaired, 20 epochs with a teacher
     resnet20-0, resnet20-1, resnet20-2     without repair: LeGR, uniform and norm at seven budgets
     zeta20 … zeta80, zeta20-80             rankings learned at one budget or two, used at all
@@ -117,6 +118,22 @@ def seven(arch: str, budgets: str, seed: int, experiment: Experiment) -> None:
     folder = f"seven/{arch}/seed{seed}"
     experiment.compare(f"{folder}/others", arch, *others, *rounds)
     experiment.compare(f"{folder}/legr", arch, "--methods", "legr", *common, "--batch-size", 64)
+
+
+def defaults(arch: str, budgets: str, experiment: Experiment) -> None:
+    """Repaired networks by a ranking learned with the defaults, by norms and uniformly."""
+    folder, dense = experiment.folder(f"defaults/{arch}"), experiment.dense(arch)[0]
+    ranking = experiment.learn(folder / "ranking.json", arch, *EXACT)
+    for name, order in {"legr": ranking, "norm": None, "uniform": "uniform"}.items():
+        result, new = folder / f"{name}.scores.json", folder / f"{name}-repaired"
+        if result.exists():
+            continue
+        nets = sorted(experiment.prune(arch, order, budgets, folder / name).glob("*.safetensors"))
+        if not new.exists():
+            options = ("--dense", dense, *experiment.data, "--images", 512, "--out", new)
+            experiment.legr("repair", *nets, *options)
+        repaired = sorted(new.glob("*.safetensors"))
+        experiment.legr("evaluate", *repaired, *experiment.data, result=result)
 
 
 def long(experiment: Experiment) -> None:
@@ -314,11 +331,8 @@ def _candidates(ranking: Path, numbers: Iterable[int], folder: Path) -> list[Pat
 
 STAGES: dict[str, Callable[[Experiment], None]] = {
     **{f"resnet20-{seed}": partial(resnet20, seed) for seed in range(3)},
-    **{f"seven20-{seed}": partial(seven, "resnet20", BUDGETS, seed) for seed in range(3)},
-    **{
-        f"seven56-{seed}": partial(seven, "resnet56", "0.2,0.3,0.47,0.7", seed) for seed in range(2)
-    },
-    "long": long,
+    "seven20-0": partial(seven, "resnet20", BUDGETS, 0),
+    "defaults56": partial(defaults, "resnet56", "0.2,0.3,0.47,0.7"),
     "repaired20": partial(repaired, "resnet20", "0.3,0.5", "0.3,0.5", 30),
     "repaired56": partial(repaired, "resnet56", "0.2,0.47", "0.2,0.3,0.47", 47),
     **{f"zeta{name}": partial(zeta, name) for name in ("20", "40", "60", "80", "20-80")},
@@ -329,14 +343,23 @@ STAGES: dict[str, Callable[[Experiment], None]] = {
 }
 
 
+NOT_RUN: dict[str, Callable[[Experiment], None]] = {  # there are no results of these yet
+    **{f"seven20-{seed}": partial(seven, "resnet20", BUDGETS, seed) for seed in (1, 2)},
+    **{
+        f"seven56-{seed}": partial(seven, "resnet56", "0.2,0.3,0.47,0.7", seed) for seed in range(2)
+    },
+    "long": long,
+}
+
+
 if __name__ == "__main__":
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     for name in ("weights", "images", "out"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("stages", nargs="*", choices=[*STAGES, []])
+    parser.add_argument("stages", nargs="*", choices=[*STAGES, *NOT_RUN, []])
     parser.add_argument("--a57", type=Path)
     args = parser.parse_args()
     experiment = Experiment(args.weights, args.images, args.out, args.a57)
     for name in args.stages or (name for name in STAGES if args.a57 or name != "a57"):
-        STAGES[name](experiment)
+        {**STAGES, **NOT_RUN}[name](experiment)

@@ -83,6 +83,21 @@ def _seven_rows(raw: Path, arch: str) -> list[dict]:
 ORDER = ("legr", "norm", "uniform", "amc", "taylor")  # of the methods in `seven`
 
 
+def defaults(raw: Path) -> str:
+    """Repaired networks by a ranking that was learned with the defaults, and by others."""
+    folder = raw / "defaults/resnet56"
+    found = {
+        method: {
+            int(Path(score["file"]).stem.rpartition("flops")[2]): percent(score["accuracy"])
+            for score in read_json(folder / f"{method}.scores.json")["scores"]
+        }
+        for method in ORDER[:3]
+    }
+    shares = sorted(found["legr"])
+    rows = [[method, *(by.get(share, "") for share in shares)] for method, by in found.items()]
+    return grid(["", *(f"{share}%" for share in shares)], rows)
+
+
 def resnet56(raw: Path) -> str:
     """ResNet-56 at two budgets: accuracy before and after, seconds of every stage."""
     data = tables.read(raw / "resnet56/compare.json")
@@ -384,7 +399,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     f"cifar10 {part.__name__}": part
     for part in (
         *(resnet20, resnet56, best, zeta, tau, spread, candidates, latency, repaired),  # docs/lab/
-        *(seven, headline, budgets, deep, cost, speed, teacher),  # docs/results.md
+        *(seven, defaults, headline, budgets, deep, cost, speed, teacher),  # docs/results.md
     )
 }
 

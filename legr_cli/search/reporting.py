@@ -49,18 +49,19 @@ def progress_callback(setup: SearchSetup, progress: Report) -> Callable[[SearchP
 
 def _price(seconds: float, total: int, settings: Search) -> str:
     """What a search will take: `about 6 minutes: 400 candidates of 0.9 s`."""
-    candidates = f"{total:,} candidates of {seconds:.2g} s"
+    each = f"{seconds:.2f}" if seconds < 10 else f"{seconds:.0f}"
+    candidates = f"{total:,} candidates of {each} s"
     if settings.minutes is not None:
         return f"--minutes {settings.minutes:g} allows {candidates}"
-    left = total * seconds / settings.workers
-    unit = (
-        f"{left:.0f} s"
-        if left < 100
-        else f"{left / 60:.0f} minutes"
-        if left < 6000
-        else f"{left / 3600:.1f} hours"
-    )
-    return f"about {unit}: {candidates}; --candidates or --minutes changes that"
+    left = _duration(total * seconds / settings.workers)
+    return f"about {left}: {candidates}; --candidates or --minutes changes that"
+
+
+def _duration(seconds: float) -> str:
+    """`40 s`, `6 minutes` or `3.2 hours`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
 
 
 def _scores(line: Line) -> str:
