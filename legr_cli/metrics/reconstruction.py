@@ -144,31 +144,47 @@ class _Reader:
     """A layer, or one group of its channels, with the covariance of its inputs."""
 
     weights: Tensor  # unknowns × outputs, behind the scale of the norm
-    covariance: Tensor  # unknowns × unknowns, or its diagonal
+    spread: Tensor  # inverse of the covariance, or the variance of each unknown alone
     into: np.ndarray  # unit of each input channel
     out: np.ndarray  # unit of each output channel
 
     def view(self, members: np.ndarray) -> _View | _DiagonalView | None:
-        """What it reads of these units; None if nothing, or if it goes with them."""
+        """What it reads of these units; None if nothing, or if it goes with them.
+
+        The part of the inverse that belongs to them is all that their removal changes and needs.
+        """
         read = np.unique(self.into[np.isin(self.into, members)])
         if not len(read) or np.isin(self.out, members).any():
             return None
         rows = {unit: self._rows(unit) for unit in read.tolist()}
-        if self.covariance.ndim == 1:
-            shown = self.weights.square().sum(1) * self.covariance
+        if self.spread.ndim == 1:
+            shown = self.weights.square().sum(1) * self.spread
             return _DiagonalView({unit: float(shown[own].sum()) for unit, own in rows.items()})
-        diagonal = self.covariance.diagonal()
-        ridge = RIDGE * float(diagonal.mean()) or 1.0  # inputs that are always 0
-        regular = self.covariance + ridge * torch.eye(len(diagonal), dtype=torch.float64)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(regular))
-        varies = diagonal[:, None] > 1e-9 * diagonal.mean()  # what does not vary costs nothing
-        return _View(torch.where(varies, self.weights, 0.0), inverse, rows)
+        whole, ends = torch.cat(list(rows.values())), np.cumsum([len(own) for own in rows.values()])
+        places = torch.arange(len(whole)).tensor_split(torch.from_numpy(ends[:-1]))
+        return _View(
+            self.weights[whole],
+            self.spread[whole][:, whole],
+            dict(zip(rows, places, strict=True)),
+        )
 
     def _rows(self, unit: int) -> Tensor:
         """The unknowns of a unit; they are ordered by channel."""
         taps = len(self.weights) // len(self.into)
         channels = torch.from_numpy(np.flatnonzero(self.into == unit))
         return (channels[:, None] * taps + torch.arange(taps)).flatten()
+
+
+def _reader(weights: Tensor, covariance: Tensor, into: np.ndarray, out: np.ndarray) -> _Reader:
+    """A reader, with the covariance of its inputs inverted."""
+    if covariance.ndim == 1:
+        return _Reader(weights, covariance, into, out)
+    diagonal = covariance.diagonal()
+    ridge = RIDGE * float(diagonal.mean()) or 1.0  # inputs that are always 0
+    regular = covariance + ridge * torch.eye(len(diagonal), dtype=torch.float64)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(regular))
+    varies = diagonal[:, None] > 1e-9 * diagonal.mean()  # what does not vary costs nothing
+    return _Reader(torch.where(varies, weights, 0.0), inverse, into, out)
 
 
 class _Sums:
@@ -229,7 +245,7 @@ def _readers(units: Units, batches: Sequence[Tensor]) -> list[_Reader]:
         for group, (into, out) in enumerate(_groups(units, layer)):
             if _reads(into, out):
                 weights = sums.matrix[group] * scales[group]
-                found.append(_Reader(weights, sums.covariance(group), into, out))
+                found.append(_reader(weights, sums.covariance(group), into, out))
     return found
 
 
