@@ -81,7 +81,7 @@ def test_the_demo_gives_what_it_promises(told: Path) -> None:
         assert scores.cut < scores.final
         assert net.commands[-1].endswith(str(net.file))
     [search] = facts.searches
-    assert len(search.candidates) == 100
+    assert len(search.candidates) == 40
 
 
 def test_bad_places_for_a_demo(told: Path, tmp_path: Path) -> None:
