@@ -206,9 +206,11 @@ def compare_network(
     progress(Status("grouping channels into units"))
     network.model.float()  # images are float32
     analysis = analyze(network)
-    suited = DEFAULT_FITNESS if can_repair(analysis) else FALLBACKS[task.needs_reference]
-    settings = _resolved(settings, settings.fitness or suited, device, progress)
-    check_fitness(analysis, settings.fitness or suited)
+    fitness = settings.fitness
+    if fitness is None:
+        fitness = DEFAULT_FITNESS if can_repair(analysis) else FALLBACKS[task.needs_reference]
+    settings = _resolved(settings, fitness, device, progress)
+    check_fitness(analysis, fitness)
     progress(Status("loading the images"))
 
     def open_data(seed: int) -> Data:

@@ -12,7 +12,7 @@ from legr_cli.baselines.gradual import prune_gradually
 from legr_cli.baselines.morphnet import morphnet
 from legr_cli.baselines.taylor import TAYLOR
 from legr_cli.errors import SettingError
-from legr_cli.journal import Line, journal
+from legr_cli.journal import journal, read_header
 from legr_cli.pruning import resolve_ranking
 from legr_cli.ranking import Ranking
 from legr_cli.search.fitness import adaptation, search_settings, with_steps
@@ -87,17 +87,13 @@ def search_of(
         name: getattr(settings, name)
         for name in ("sigma", "steps", "lr", "min_keep", "align", "workers", "batch_size")
     }
-    shared |= given(
-        candidates=settings.candidates,
-        val_images=settings.val_images,
-    )
+    shared |= given(candidates=settings.candidates, val_images=settings.val_images)
     paper = {"explorer": explorer, "metric": Search.metric, "reject_above": 0.0} if explorer else {}
     return with_steps(
         search_settings(
             settings.fitness or "finetune",
             **{**shared, **paper},
             flops=flops,
-            sigma_end=settings.sigma,
             amp=settings.training.amp,
             seed=seed,
         )
@@ -126,35 +122,32 @@ def _search(
     all targets.
     """
     settings = search_of(context.settings, flops, context.seed, explorer)
+    history = history_of(context.ranking_file(name, target))
+    kind = replace(HISTORY, anew=DAMAGED_ADVICE)
     started = time.perf_counter()
-    analysis = with_metric(context.analysis, context.data, settings)
+    known = read_header(history, kind)  # of an interrupted search, which has measured already
+    analysis = with_metric(context.analysis, context.data, settings, known)
     measuring = time.perf_counter() - started
     inputs = analysis, context.data, settings, context.device
     setup = SearchSetup(*inputs, name, context.task)
-    history = history_of(context.ranking_file(name, target))
 
     def on_progress(state: SearchProgress) -> None:
         done = f"candidate {state.done}/{settings.candidates} at {percents(flops)}"
         context.report(f"{done}, best {shown(state.best)}")
 
     header = {**setup.header, "dense": context.dense}
-    with journal(history, replace(HISTORY, anew=DAMAGED_ADVICE), header, resume=True) as book:
+    with journal(history, kind, header, resume=True) as book:
         result = setup.run(book, on_progress, context.report)
         evaluated = [line for line in book.lines.values() if "seconds" in line]
         think_seconds = sum(line.get("think_seconds", 0.0) for line in book.lines.values())
+    # a candidate is adapted and scored at all shares, unless it was rejected
+    times = sum(line.get("measured", len(flops)) for line in evaluated)
     effort = Effort(
         sum(line["seconds"] for line in evaluated) + think_seconds + measuring,
-        _measured(evaluated, len(flops))
-        * (settings.steps or 0)
-        * adaptation(settings.fitness).trains,
-        round(_measured(evaluated, len(flops)) * setup.candidate_images() / len(flops)),
+        times * (settings.steps or 0) * adaptation(settings.fitness).trains,
+        round(times * setup.candidate_images() / len(flops)),
     )
     return setup.ranking(result, context.dense, history.name), effort
-
-
-def _measured(lines: list[Line], shares: int) -> int:
-    """How often a candidate was adapted and scored: at all shares, unless it was rejected."""
-    return sum(line.get("measured", shares) for line in lines)
 
 
 def _fisher(

@@ -1,6 +1,7 @@
 """`legr learn`."""
 
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -253,43 +254,19 @@ def learn(
     show_learned(result, out, next_step, as_json)
 
 
-_OWN = (
-    *("candidates", "minutes", "metric", "explorer", "objective", "reject_above", "population"),
-    *(
-        "sample",
-        "mutate",
-        "sigma",
-        "sigma_end",
-        "start",
-        "seed",
-        "steps",
-        "batch_size",
-        "lr",
-        "amp",
-    ),
-    "val_images",
-)
-
-
 def _planned(given: dict[str, Any], task: "Task") -> "list[Search]":
     """The settings of the search, from the options."""
     from legr_cli.search.planning import planned_search
-    from legr_cli.settings import parse_align, parse_min_keep
+    from legr_cli.settings import Search, parse_align, parse_min_keep
     from legr_cli.targets import parse_shares
 
     min_keep, layers = parse_min_keep(given["min_keep"] or (), given["keep"] or ())
-    chosen = {name: given[name] for name in _OWN if given[name] is not None}
-    if given["flops"] is not None:
-        chosen["flops"] = parse_shares(given["flops"], "flops")
-    return planned_search(
-        task,
-        given["fitness"],
-        **chosen,
-        min_keep=min_keep,
-        min_keep_layers=layers,
-        align=parse_align(given["align"]),
-        workers=1 if given["workers"] is None else given["workers"],
-    )
+    names = [field.name for field in fields(Search) if field.name != "fitness"]
+    chosen = {name: given[name] for name in names if given.get(name) is not None}
+    if "flops" in chosen:
+        chosen["flops"] = parse_shares(chosen["flops"], "flops")
+    parsed = {"min_keep": min_keep, "min_keep_layers": layers, "align": parse_align(given["align"])}
+    return planned_search(task, given["fitness"], **{**chosen, **parsed})
 
 
 def _prune_command(given: dict[str, Any], repair: bool) -> str:

@@ -22,7 +22,7 @@ from legr_cli.channels.units import Units
 from legr_cli.cost import Cost
 from legr_cli.errors import CheckpointError
 from legr_cli.metrics.norms import norm_scale, squared_norm
-from legr_cli.metrics.sharing import shared_out
+from legr_cli.metrics.sharing import shared_out, summed
 
 ROWS, LEAST_ROWS = 8000, 5000  # sampled for each layer …
 ROWS_EACH = 20  # … and for each unknown, within these limits
@@ -45,10 +45,7 @@ def reconstruction(units: Units, cost: Cost, batches: Sequence[Tensor]) -> dict[
 
 def _complete(units: Units, scores: np.ndarray) -> np.ndarray:
     """Scores by squared norm for units that no layer reads, on the scale of the others."""
-    norms = np.zeros(units.count)
-    for name, values in squared_norm(units).items():
-        unit = units.unit_of(units.flow.layers[name].out)
-        np.add.at(norms, unit[unit >= 0], values.cpu().numpy()[unit >= 0])
+    norms = summed(units, squared_norm(units))
     missing = np.isnan(scores)
     if missing.all():
         return norms
@@ -204,9 +201,8 @@ class _Sums:
         """Add a sample of the rows of a call."""
         count = math.prod(call.row_shape)
         wanted = max(1, math.ceil(self.share * count))
-        taken = (
-            torch.randperm(count, generator=generator)[:wanted].sort().values
-        )  # near ones cached
+        # sorted, so that rows that are close in memory are read together
+        taken = torch.randperm(count, generator=generator)[:wanted].sort().values
         rows = call.inputs_at(taken).transpose(0, 1).double()
         self.squares += rows.mT @ rows if self.full else rows.square().sum(1)
         self.total += rows.sum(1)

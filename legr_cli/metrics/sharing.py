@@ -26,3 +26,12 @@ def shared_out(units: Units, cost: Cost, scores: np.ndarray) -> dict[str, Tensor
     filters = np.maximum(np.bincount(members, minlength=units.count), 1)
     each = np.append(values / filters, 0.0)  # unit −1, channels that always stay, indexes the 0
     return {name: torch.from_numpy(each[unit]) for name, unit in layers.items()}
+
+
+def summed(units: Units, values: dict[str, Tensor]) -> np.ndarray:
+    """The sum of each unit's filters; layers without values count as 0."""
+    sums = np.zeros(units.count)
+    for name, each in values.items():
+        unit = units.unit_of(units.flow.layers[name].out)
+        np.add.at(sums, unit[unit >= 0], each.cpu().numpy()[unit >= 0])
+    return sums

@@ -7,7 +7,6 @@ output a is the squared change of p, to first order. It is averaged over images 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx
 
@@ -16,7 +15,7 @@ from legr_cli.channels.structures import tensors
 from legr_cli.channels.switches import evaluating, fixed_seed
 from legr_cli.channels.units import Units
 from legr_cli.cost import Cost
-from legr_cli.metrics.sharing import shared_out
+from legr_cli.metrics.sharing import shared_out, summed
 
 PROJECTIONS = 4  # of the outputs, for each batch
 
@@ -45,20 +44,16 @@ def taylor(units: Units, cost: Cost, batches: Sequence[Tensor]) -> dict[str, Ten
     generator = torch.Generator().manual_seed(0)
     with evaluating(units.source.model), fixed_seed(), torch.enable_grad():
         for batch in batches:
-            for name, part in _changes(units, batch, generator).items():
-                sums[name] = sums[name] + part if name in sums else part
-    scores = np.zeros(units.count)
-    for name, total in sums.items():
-        unit = units.unit_of(units.flow.layers[name].out)
-        np.add.at(scores, unit[unit >= 0], total.numpy()[unit >= 0])
-    return shared_out(units, cost, scores)
+            _add_changes(sums, units, batch, generator)
+    return shared_out(units, cost, summed(units, sums))
 
 
-def _changes(units: Units, batch: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Sum over a batch of the squared change for each filter of each layer."""
+def _add_changes(
+    sums: dict[str, Tensor], units: Units, batch: Tensor, generator: torch.Generator
+) -> None:
+    """Add the squared change for each filter of each layer, summed over a batch."""
     run = _OutputRecorder(units)
     results = [t for t in tensors(run.run(batch)) if t.requires_grad]
-    sums: dict[str, Tensor] = {}
     for number in range(PROJECTIONS if results else 0):
         noise = [torch.randn(t.shape, generator=generator).to(t) for t in results]
         gradients = torch.autograd.grad(
@@ -72,7 +67,6 @@ def _changes(units: Units, batch: Tensor, generator: torch.Generator) -> dict[st
             if gradient is not None:
                 part = _squared(value.detach(), gradient, len(units.flow.layers[name].out))
                 sums[name] = sums[name] + part if name in sums else part
-    return sums
 
 
 def _squared(value: Tensor, gradient: Tensor, channels: int) -> Tensor:
