@@ -30,7 +30,7 @@ from legr_cli.models.network import Network, as_network
 from legr_cli.models.save import check_card
 from legr_cli.progress import Message, Progress, Report, Status, interruptible, reporting, silent
 from legr_cli.pruning import analyze
-from legr_cli.search.fitness import DEFAULT_FITNESS, FALLBACKS
+from legr_cli.search.fitness import DEFAULT_FITNESS, fallback_fitness
 from legr_cli.search.setup import can_repair, check_fitness
 from legr_cli.settings import Compare, Pictures, given
 from legr_cli.targets import Target
@@ -208,7 +208,7 @@ def compare_network(
     analysis = analyze(network)
     fitness = settings.fitness
     if fitness is None:
-        fitness = DEFAULT_FITNESS if can_repair(analysis) else FALLBACKS[task.needs_reference]
+        fitness = DEFAULT_FITNESS if can_repair(analysis) else fallback_fitness(task)
     settings = _resolved(settings, fitness, device, progress)
     check_fitness(analysis, fitness)
     progress(Status("loading the images"))

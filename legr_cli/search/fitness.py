@@ -117,8 +117,12 @@ def adaptation(name: str) -> Adaptation:
     return FITNESS[name]
 
 
-DEFAULT_FITNESS = "repair"  # where the network can be repaired; else finetune, or without labels …
-FALLBACKS = {True: "none", False: "finetune"}  # … none, by whether the task has no labels
+DEFAULT_FITNESS = "repair"  # where any layer of the network can be repaired
+
+
+def fallback_fitness(task: "Task") -> str:
+    """The fitness where no layer can be; without labels there is nothing to train for."""
+    return "none" if task.needs_reference else "finetune"
 
 
 def resolved_steps(fitness: str, steps: int | None) -> int:

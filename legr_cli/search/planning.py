@@ -5,7 +5,7 @@ from typing import Any
 
 from legr_cli.arguments import check_number
 from legr_cli.errors import SettingError
-from legr_cli.search.fitness import DEFAULT_FITNESS, FALLBACKS, search_settings
+from legr_cli.search.fitness import DEFAULT_FITNESS, fallback_fitness, search_settings
 from legr_cli.settings import Search
 from legr_cli.training.tasks import Task
 
@@ -13,7 +13,7 @@ from legr_cli.training.tasks import Task
 def planned_search(task: Task, fitness: str | None, **overrides: Any) -> list[Search]:
     """The settings of a search and, if the fitness is not given, those if it does not suit."""
     _check_length(overrides)
-    names = [fitness] if fitness else [DEFAULT_FITNESS, FALLBACKS[task.needs_reference]]
+    names = [fitness] if fitness else [DEFAULT_FITNESS, fallback_fitness(task)]
     wanted = [overrides, {**overrides, "reject_above": 0.0}]  # only repair compares divergences
     return [search_settings(name, **own) for name, own in zip(names, wanted, strict=False)]
 
